@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,6 +76,10 @@ def trying() -> Iterator[None]:
 
 class SeveralModels(Exception):
     """A loss calls a module with different tensors, which a module as it was written has not."""
+
+
+class NoNumbers(Exception):
+    """A gradient or a loss is infinite or NaN, so that there is nothing to compare with."""
 
 
 class Difference(NamedTuple):
@@ -231,9 +235,19 @@ class Compared:
     form: Callable[[Forms, Tensor], list[Gradients]]
 
     def difference(self) -> Difference | None:
-        """The largest difference, if there is one at all models."""
+        """The largest difference, if there is one at all models near the initial one. Where the loss raises an
+        exception or is no number at those, as a logarithm of a parameter may, the initial model takes their place;
+        there an exception is raised."""
+        try:
+            return self._at_all(near(self.run_spec))
+        except Exception:
+            with suppress(NoNumbers):
+                return self._at_all([self.forms.x.flat])
+            return None
+
+    def _at_all(self, points: Iterable[Tensor]) -> Difference | None:
         found = None
-        for point in near(self.run_spec):
+        for point in points:
             found = self._at(point)
             if found is None:
                 return None
@@ -250,6 +264,7 @@ class Compared:
     def _at(self, point: Tensor) -> Difference | None:
         try:
             expected = [self.wide.plain(point, batch) for batch in self.batches]
+            check_numbers(expected)
             found = self.form(self.wide, point)
         except Exception:  # code that cannot compute in float64
             return self._at_without_float64(point)
@@ -267,6 +282,7 @@ class Compared:
     def _at_without_float64(self, point: Tensor) -> Difference | None:
         """In the dtype of the run."""
         expected = [self.forms.plain(point, batch) for batch in self.batches]
+        check_numbers(expected)
         found, spread = self.form(self.forms, point), self._spread(self.forms, point)
         return largest(self._beyond(expected, found, lambda which, client: FACTOR * spread(which, client), ROUNDINGS))
 
@@ -296,8 +312,6 @@ class Compared:
         allowed to each entry. share: of the largest entry, which is allowed in any case."""
         layout = self.forms.layout
         for client, (plain, own) in enumerate(zip(expected, found, strict=True)):
-            if not all(bool(each.isfinite().all()) for each in plain):
-                continue  # there is nothing to compare with
             largest = float(plain[0].abs().max())
             for which, (a, b) in enumerate(zip(plain, own, strict=True)):
                 off, allowed = (b.double() - a.double()).abs(), torch.zeros_like(a, dtype=torch.float64)
@@ -314,6 +328,12 @@ class Compared:
                         yield Difference(name, float(off_.max()) / max(float(size.max()), least, 1e-30))
 
 
+def check_numbers(gradients: Sequence[Gradients]) -> None:
+    """Raise NoNumbers unless all gradients and losses are finite."""
+    if not all(bool(each.isfinite().all()) for of_client in gradients for each in of_client):
+        raise NoNumbers
+
+
 def largest(differences: Iterator[Difference]) -> Difference | None:
     """The difference with the largest share."""
     return max(differences, key=lambda each: each.share, default=None)
@@ -324,10 +344,12 @@ def gradient_difference(run_spec: RunSpec, batch: Batch) -> Difference | None:
     """How what the engine computes for a client alone differs from plain autograd on the module, if it does. batch:
     without padding. Raises whatever the loss raises."""
     compared = Compared(run_spec, [batch], lambda forms, point: [forms.alone(point, batch)])
-    point = next(near(run_spec))
-    plain, own = compared.forms.plain(point, batch), compared.forms.alone(point, batch)
-    if all(same_bits(a, b) for a, b in zip(plain, own, strict=True)):
-        return None
+    with suppress(Exception):  # it is raised again where the initial model raises it, too
+        point = next(near(run_spec))
+        plain, own = compared.forms.plain(point, batch), compared.forms.alone(point, batch)
+        check_numbers([plain])
+        if all(same_bits(a, b) for a, b in zip(plain, own, strict=True)):
+            return None
     return compared.difference()
 
 
@@ -400,7 +422,10 @@ def _block_difference(run_spec: RunSpec, batches: BlockBatches, padded: bool) ->
         return _raises_alone_only(compared.forms, batches, error)
     if difference is None:
         return ""
-    if padded and (where := coupled_at(compared.forms, next(near(run_spec)), batches)):
+    where = ""
+    for point in (next(near(run_spec)), compared.forms.x.flat) if padded else ():
+        where = where or coupled_at(compared.forms, point, batches)
+    if where:
         return f"{where} makes the result for a row depend on the other rows of its batch, and blocks pad short batches"
     return f"{difference} between a block and the module itself, as plain autograd computes it"
 
@@ -460,5 +485,7 @@ def same_rows(a: Any, b: Any, count: int) -> bool:
         return True
     if not a.is_floating_point():
         return torch.equal(a, b[:count])
+    if not bool(a.isfinite().all() and b.isfinite().all()):
+        return True
     scale = max(float(a.abs().max()), 1e-30) if a.numel() else 1.0
     return not a.numel() or float((a - b[:count]).abs().max()) <= math.sqrt(torch.finfo(a.dtype).eps) * scale

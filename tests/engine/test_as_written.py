@@ -22,7 +22,7 @@ from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.planning.as_written import Forms, may_be_ragged, padded_to
+from fedfleet.engine.planning.as_written import Forms, block_difference, may_be_ragged, padded_to
 from fedfleet.engine.planning.execution_plan import candidates, in_blocks_or_alone, measurement_key
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import (
@@ -579,3 +579,25 @@ def test_a_workload_that_cannot_be_copied_is_compared_by_the_form_for_one_client
 
     for make, block in ((RIGHT["nothing"], 4), (COUPLED["mean"][0], 1)):
         assert trained(tiny(make, Locked), block=4)[1].startswith(f"plan: blocks of {block} clients")
+
+
+class Scaled(nn.Module):
+    """Has a positive parameter, beside which there are models without a loss. limit: what is below it raises."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor], raises: bool) -> None:
+        super().__init__()
+        self.net, self.scale, self.raises = Net(middle), nn.Parameter(torch.full((6,), 1e-3)), raises
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.raises:
+            torch.linalg.cholesky(self.scale.diag())
+        return self.net(x * self.scale.log())
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize(("middle", "right"), [(nn.Identity(), True), (lambda h: h - h.mean(0), False)])
+def test_models_that_have_no_loss_beside_the_initial_one(middle: Any, right: bool, raises: bool):
+    """Then the initial model is the one at which forms are compared."""
+    run_spec = RunSpec.of("run", made(tiny(lambda: Scaled(middle, raises)), block=4))
+    told = block_difference(run_spec, run_spec.split())
+    assert told == "" if right else told.startswith("module net (Net) makes"), told
