@@ -108,7 +108,7 @@ def start_here(gpus: int | None, stop: Callable[[], int] = lambda: 0) -> None:
     if found := lacks or obstacle(address):
         raise FedFleetError(f"Ray cannot start on this machine: {found}, or choose engine.backend=local")
     resources = {"num_cpus": processors(), "num_gpus": gpus, "object_store_memory": STORE_BYTES}
-    options: dict[str, Any] = {**resources, **QUIET}
+    options: dict[str, Any] = {**resources, "labels": FOR_A_RUN, **QUIET}
     if folder != usual_folder():
         options["_temp_dir"] = str(folder)
     close_token()
