@@ -158,10 +158,12 @@ def exclusive(folder: Path, name: str) -> Iterator[Lock]:
 
 
 @contextmanager
-def driver_lock(directory: str | Path | None, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+def driver_lock(
+    directory: str | Path | None, check: Callable[[], None] = lambda: None, seconds: float = ORPHAN_SECONDS
+) -> Iterator[None]:
     """Holds the lock of the driver of the run in this folder; does nothing without a folder.
 
-    Waits up to ORPHAN_SECONDS for another driver to end, then raises InUse. `check`: called during the wait; it may
+    Waits up to `seconds` for another driver to end, then raises InUse. `check`: called during the wait; it may
     raise an exception.
     """
     if directory is None:
@@ -170,7 +172,7 @@ def driver_lock(directory: str | Path | None, check: Callable[[], None] = lambda
     folder = Path(directory)
     make_folders(folder)  # a driver on a node of its own may not have the folder yet
     lock = Lock(folder / DRIVER)
-    if not lock.wait(ORPHAN_SECONDS, check):
+    if not lock.wait(seconds, check):
         raise in_use_error(folder, lock)
     try:
         yield

@@ -220,6 +220,23 @@ def test_a_lost_node(case, cluster, start, tmp_path):
     same(tmp_path / "out", result, run(small(tmp_path / "none")))
 
 
+def test_a_killed_agent_of_the_drivers_node(cluster, start, tmp_path):
+    """It has the run's own rows, which no run loses with it: the driver reads them until another agent is there."""
+    gates = Gates(tmp_path / "faults", 4)
+    process = start(setting(tmp_path / "faults", **ON_TWO, checkpoint={"every": 2}))
+    gates.reached(0)
+    (node,) = [node for node in cluster.list_all_nodes() if processes("DriverProcess", raylet(node))]
+    (agent,) = processes("NodeAgent", raylet(node))
+    agent.kill()
+    psutil.wait_procs([agent], timeout=60)
+    gates.open(0)
+    result = ended(process)
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "is lost" in log
+    assert "begins again" not in log
+    same(tmp_path / "out", result, run(small(tmp_path / "none")))
+
+
 @pytest.mark.long
 def test_a_node_lost_in_an_asynchronous_run(cluster, start, tmp_path):
     """All processes of a node are killed while a client trains for the second time. States and results that waited on

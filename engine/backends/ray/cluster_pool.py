@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import ray
 from ray.exceptions import RayError
+from torch.utils import _pytree as pytree
 
+from ...aggregation.message_rows import write_rows
 from ...aggregation.planning import row_files
 from ...aggregation.staged import StagedMessages
 from ...aggregation.vectors import vector_leaves
@@ -28,6 +30,7 @@ from ...config.schema import WorkerGroup
 from ...errors import NoRoom, RowsLost, WorkersLost, WorkersUnfit
 from ...methods.state_spec import StateSpec
 from ...reduction.tree import PartialSum, TaskResult
+from ...state.row_files import RowFiles
 from ...state.table import Table
 from ..base import Failure, Outcome, Phase, Pool
 from .links import ANSWER_SECONDS, Bell, Link, Listener, readable
@@ -109,6 +112,8 @@ class ClusterPool(Pool):
         self.run_spec, self.data, self.table, self.hooks = run_spec, list(data), table, hooks
         self.placement, self.steps = placement, steps
         self.sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
+        keeps_state = bool(table.layout.folder and pytree.tree_leaves(self.sample))
+        self.rows = RowFiles(table.layout, self.sample) if keeps_state else None  # of this node, which is the driver's
         self.sizes = memory_sizes(run_spec)
         self.messages = row_files(run_spec) if table.layout.messages else (0, 0)
         self.locations = RowLocations(table.capacity)
@@ -368,8 +373,8 @@ class ClusterPool(Pool):
             for task, agent in progress.done.values():
                 for begin in range(0, len(task.position) if agent.node != DRIVER else 0, CHUNK):
                     rows = task.position[begin : begin + CHUNK]
-                    packed = agent.actor.read_messages.remote(rows, width)
-                    ray.get(self._on(DRIVER).actor.write_messages.remote(rows, packed))
+                    packed: Any = ray.get(agent.actor.read_messages.remote(rows, width))
+                    write_rows(self.table.layout.messages, rows, packed)
         except RayError as error:
             self._survey()
             raise RowsLost(f"messages of round {round} were lost with a node ({last_error_line(error)})") from error
@@ -495,8 +500,7 @@ class ClusterPool(Pool):
         agent.given[key_of(task)] = task
         moves = []
         for source, rows in self.locations.missing(agent.node, rows_read(task)) if self.table.layout.folder else []:
-            packed = self._on(source).actor.read.remote(rows)
-            moves.append(agent.actor.write.remote(rows, packed))
+            moves.append(agent.actor.write.remote(rows, self._read(source, rows)))
             self.counts["rows"] += len(rows)
         if moves:
             added = agent.actor.add.remote(Add(self.progress.number, [task], self._left(agent)), *moves)
@@ -516,22 +520,31 @@ class ClusterPool(Pool):
             if agent.given.pop(key_of(task), None) is not None:
                 self.scheduler.put(task)
 
-    def _on(self, node: int) -> Agent:
-        """An agent of a node."""
-        return next(agent for agent in self.agents if agent.node == node)
+    def _read(self, node: int, rows: np.ndarray) -> Any:
+        """(c, bytes of a row) uint8: rows (c,) as a node has them, or a reference to them.
+
+        The driver's node is also that of this process, which reads the rows where the agent was killed and another one
+        is starting. Raises RowsLost where the agent of another node is gone.
+        """
+        agent = next((agent for agent in self.agents if agent.node == node), None)
+        if agent is not None:
+            return agent.actor.read.remote(rows)
+        if node == DRIVER and self.rows is not None:
+            return self.rows.packed(rows)
+        raise RowsLost(f"the states of {len(rows)} clients were lost with a node")
 
     def gather(self, rows: np.ndarray) -> None:
         """Copy committed rows to the driver's node, whose files a checkpoint names.
 
         The checkpoint's thread calls this. The rows are pinned, so nobody writes to them meanwhile.
         """
-        if not self.table.layout.folder:
+        if self.rows is None:
             return
         for source, theirs in self.locations.missing(DRIVER, rows):
             for begin in range(0, len(theirs), CHUNK):
                 part = theirs[begin : begin + CHUNK]
-                packed = self._on(source).actor.read.remote(part)
-                ray.get(self._on(DRIVER).actor.write.remote(part, packed))
+                packed: Any = ray.get(self._read(source, part))
+                self.rows.unpack(part, packed)
                 self.locations.copied(DRIVER, part)
 
     # --- what is lost -----------------------------------------------------------------------------------------------

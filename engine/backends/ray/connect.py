@@ -284,10 +284,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_listening(address: str, given: str = "") -> None:
-    """Raise ConfigError if nothing listens at an address. given: the address as the user wrote it."""
+def check_listening(address: str, given: str = "", seconds: float = ANSWER_SECONDS) -> None:
+    """Raise ConfigError if nothing listens at an address. given: the address as the user wrote it. seconds: the time
+    that a connection may take."""
     try:
-        socket.create_connection(split_address(address), ANSWER_SECONDS).close()
+        socket.create_connection(split_address(address), seconds).close()
     except OSError as error:
         raise ConfigError(
             f"engine.address={given or address}: no cluster answers there ({error.strerror or error}); look at `ray "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from ...config.run_spec import RunSpec
 from ...config.schema import Asynchronous
 from ...devices.memory import bounded_memory
 from ...devices.settings import computing
-from ...errors import ConfigError, DriverDied, Interrupted, NoRoom
+from ...errors import ConfigError, DriverDied, Interrupted, InUse, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import why_no_kernels
 from ...planning.autotune import measure
@@ -39,6 +41,7 @@ from .cluster_pool import ClusterPool
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics
 from .placement import await_bundles, check_bundles, cluster, on_node, take
+from .watch import Watch
 from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_error_line
 
 ABSENT = "fedfleet is not installed on the cluster; install it on every node, or have `fedfleet submit` bring it"
@@ -46,6 +49,10 @@ LOOK_SECONDS = 0.2
 """How often the launcher looks for a signal, and for new events."""
 CLOSE_SECONDS = 60
 """How long a driver that was asked to stop may take for its checkpoint."""
+RAY_SECONDS = 2
+"""How long Ray may take to say why a driver has died."""
+GONE_SECONDS = 5
+"""How long a driver that was killed may hold the lock of its run. After that, its states stay, see `discard_states`."""
 BEGIN_SECONDS = 2
 """The same before the driver has reported its first event."""
 EVENT_SECONDS = 0.25
@@ -145,8 +152,9 @@ class DriverProcess:
         if self.signal:
             raise Interrupted(self.signal)
 
-    def here(self) -> None:
-        """Return once the actor has started."""
+    def here(self) -> int:
+        """The id of the actor's process, once it has started."""
+        return os.getpid()
 
     def stop(self, signal: int) -> None:
         self.signal = self.signal or signal
@@ -203,28 +211,44 @@ def _play(run_spec: RunSpec, stop: Callable[[], int], alone: bool) -> Generator[
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
     options |= carried(run_spec.experiment.engine.address)
     actor: Any = ray.remote(**options)(DriverProcess)
+    watch = Watch(run_spec.experiment.engine.address)
     driver = actor.remote(run_spec, alone)
     final = driver.run.remote()
     try:
-        started_within(START_SECONDS, driver.here.remote(), run_spec, stop)
-        yield from listen(driver, stop)
-        return ray.get(final)
+        watch.see_driver(started_within(START_SECONDS, driver.here.remote(), run_spec, stop))
+        yield from listen(driver, stop, watch)
+        tensors = ray.get(final)
+        watch.driver = None  # it has ended its work
+        return tensors
     except RayTaskError as error:
         cause = error.cause if isinstance(error.cause, Exception) else error
+        if isinstance(cause, Interrupted) and not stop() and (lost := watch.lost()):
+            raise DriverDied(lost) from None  # for which the driver was asked to end
         raise cause from cause.__cause__
     except RayActorError as error:
         if "No module named 'fedfleet" in str(error):
             raise ConfigError(f"engine.address={run_spec.experiment.engine.address}: {ABSENT}") from None
         raise DriverDied(f"the driver died ({type(error).__name__})") from None
+    except RayError as error:
+        raise DriverDied(f"Ray cannot go on ({last_error_line(error)})") from None
     finally:
+        watch.end_driver()
         ray.kill(driver)
-        discard(run_spec, complete=False)  # a driver that was killed could not
+        discard_states(run_spec)
 
 
-def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[[], int]) -> None:
-    """Wait until the driver has started, at most `seconds`. here: a reference to its first answer.
+def discard_states(run_spec: RunSpec) -> None:
+    """Remove the client states of a run whose driver was killed, and which has no checkpoint. They stay if a driver is
+    still there: it may be writing the checkpoint that needs them."""
+    with suppress(InUse, OSError), driver_lock(run_spec.directory, seconds=GONE_SECONDS):
+        discard(run_spec, complete=False)
 
-    Raises Interrupted and NoRoom. If the driver died, the next call to it raises the reason.
+
+def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[[], int]) -> int:
+    """Wait until the driver has started, at most `seconds`. here: a reference to its first answer, the id of its
+    process, which is returned.
+
+    Raises Interrupted and NoRoom, and what Ray raises if the driver died.
     """
     end = time.monotonic() + seconds
     while not ray.wait([here], timeout=LOOK_SECONDS)[0]:
@@ -235,28 +259,35 @@ def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[
                 f"engine.address={run_spec.experiment.engine.address}: the run's driver has not started on the cluster "
                 f"within {seconds:g} s; look at `ray status` on its head"
             )
+    return ray.get(here)
 
 
-def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Event]:
-    """The events of a driver until the run is over. A signal is passed to the driver once.
+def listen(driver: Any, stop: Callable[[], int], watch: Watch | None = None) -> Iterator[Event]:
+    """The events of a driver until the run is over. A signal is passed to the driver once. watch: the processes without
+    which the run cannot go on.
 
     A driver without any event has nothing to checkpoint. It is not waited for, because its process may still be
     starting.
     """
-    seen, over, asked, patience = 0, False, 0.0, CLOSE_SECONDS
-    news = None
+    seen, over, news, lost, asked, looked = 0, False, None, "", 0.0, 0.0
     while not over:
-        if stop() and not asked:
-            driver.stop.remote(stop())
-            asked = time.monotonic()
-            patience = CLOSE_SECONDS if seen else BEGIN_SECONDS
+        now = time.monotonic()
+        if watch is not None and not lost and now > looked + LOOK_SECONDS:
+            looked, lost = now, watch.lost()
+        if (stop() or lost) and not asked:
+            asked = now
+            driver.stop.remote(stop() or signal.SIGTERM)
+            if watch is not None:
+                watch.ask_driver()
         news = news or driver.since.remote(seen)
-        if not ray.wait([news], timeout=LOOK_SECONDS)[0]:
-            if asked and not seen and time.monotonic() - asked > patience:
-                raise Interrupted(stop())
-            if asked and time.monotonic() - asked > patience:
-                raise DriverDied(f"the driver did not stop within {CLOSE_SECONDS} s")
+        if ray.wait([news], timeout=LOOK_SECONDS)[0]:
+            events, over = ray.get(news)
+            seen, news = seen + len(events), None
+            yield from events
             continue
-        events, over = ray.get(news)
-        seen, news = seen + len(events), None
-        yield from events
+        if watch is not None and watch.driver_gone_for() > (0 if lost else RAY_SECONDS):
+            raise DriverDied(lost or "the driver died")
+        if asked and not seen and now > asked + BEGIN_SECONDS:
+            raise DriverDied(lost) if lost else Interrupted(stop())
+        if asked and now > asked + CLOSE_SECONDS:
+            raise DriverDied(lost or f"the driver did not stop within {CLOSE_SECONDS:g} s")

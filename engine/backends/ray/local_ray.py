@@ -68,7 +68,8 @@ class Start:
         if self.given_up:
             shut_down_ray()
         elif self.error is None:
-            self.over.wait()
+            with no_reports():
+                self.over.wait()
 
     def give_up(self) -> bool:
         """End the start if it is under way. Returns whether it was."""
@@ -194,6 +195,22 @@ def fewer_processes() -> Iterator[None]:
     finally:
         for name, method in found.items():
             setattr(node, name, method)
+
+
+@contextmanager
+def no_reports() -> Iterator[None]:
+    """Ray prints no reports on standard output, such as twenty lines of a log when its node has died. It has no
+    argument for this, and what has died is told by the run in one sentence (`watch`)."""
+    worker: Any = sys.modules.get("ray._private.worker")
+    before = getattr(worker, "print_to_stdstream", None)
+    if before is None:
+        yield
+        return
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils import _pytree as pytree
 
-from ...aggregation.message_rows import read_rows, write_rows
+from ...aggregation.message_rows import read_rows
 from ...clients.worker import keep_freed_memory
 from ...cohorts.tasks import Broadcast
 from ...config.run_spec import RunSpec
@@ -260,10 +260,6 @@ class NodeAgent:
     def read_messages(self, rows: np.ndarray, width: int) -> np.ndarray:
         """(c, width) uint8: the messages in some rows, for the driver's node. width: bytes of a message."""
         return read_rows(self.layout.messages, rows, width)
-
-    def write_messages(self, rows: np.ndarray, packed: np.ndarray) -> int:
-        """Store what another node's `read_messages` returned. Returns the number of bytes."""
-        return write_rows(self.layout.messages, rows, packed)
 
     def lines(self) -> list[str]:
         """The lines for the log of an agent whose workers could not start, and which therefore sends no news."""
