@@ -9,6 +9,7 @@ nothing in place, does not branch on the values of tensors, and draws random num
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -453,12 +454,44 @@ def initial(build: Any, seed: int) -> nn.Module:
         return build()
 
 
+class Seeding:
+    """What `torch.manual_seed` and its like find in the place of torch's global generator: the generator from which the
+    calling thread draws in a context `Drawing`, the global one in all other threads."""
+
+    def __init__(self) -> None:
+        self.of_thread, self.lock, self.contexts = threading.local(), threading.Lock(), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(self.of_thread, "generator", torch.default_generator), name)
+
+    def count(self, change: int) -> None:
+        """A context begins, 1, or ends, -1. torch has its own generator again when none is left."""
+        with self.lock:
+            self.contexts += change
+            place: Any = torch.random
+            place.default_generator = self if self.contexts else torch.default_generator
+
+
+_seeding = Seeding()
+
+
 class Drawing(TorchDispatchMode):
-    """A context in which operations of this thread draw from a generator instead of torch's global one."""
+    """A context in which this thread draws from, and seeds, a generator on the CPU instead of torch's global one."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self.generator = generator
+
+    def __enter__(self) -> Drawing:
+        self.outer = getattr(_seeding.of_thread, "generator", torch.default_generator)
+        _seeding.of_thread.generator = self.generator
+        _seeding.count(1)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _seeding.count(-1)
+        _seeding.of_thread.generator = self.outer
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -468,6 +501,9 @@ class Drawing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        places = [value.device for value in args if isinstance(value, Tensor)] + [kwargs.get("device") or "cpu"]
+        if any(torch.device(place).type != "cpu" for place in places):
             return func(*args, **kwargs)
         if (drawing := with_generator(func)) is not None:
             return drawing(*args, **kwargs, generator=self.generator)

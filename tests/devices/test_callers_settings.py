@@ -21,6 +21,7 @@ from fedfleet.engine.devices import settings
 from fedfleet.engine.devices.settings import applied, released
 from fedfleet.engine.rounds.expected_columns import columns
 from fedfleet.engine.runs.members import execute_together
+from fedfleet.workloads import counted
 from fedfleet.workloads.base import initial
 
 from ..test_conformance import Few, few
@@ -245,6 +246,41 @@ def test_a_model_follows_from_its_seed_whatever_another_thread_draws():
     torch.set_rng_state(before)
     initial(lambda: build(lambda: torch.rand(3)), 7)
     assert torch.equal(torch.get_rng_state(), after)
+
+
+def seeds_itself() -> nn.Module:
+    """A module whose author seeds, keeps and forks the global generator."""
+    first = nn.Linear(3, 4).weight
+    torch.manual_seed(0)
+    second = nn.Linear(3, 4).weight
+    state = torch.get_rng_state()
+    third = torch.rand(3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        fourth = torch.rand(3)
+    torch.set_rng_state(state)
+    last = [nn.Parameter(each) for each in (third, fourth, torch.rand(3), torch.rand(2))]
+    return nn.ParameterList([first, second, *last])
+
+
+def test_a_model_that_seeds_the_global_generator_leaves_it_alone():
+    """It has the weights that it has where the generator is really the global one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(counted.key(7, "init")))
+        expected = list(seeds_itself().parameters())
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    elsewhere: list[torch.Tensor] = []
+
+    def build() -> nn.Module:
+        elsewhere.append(in_another_thread(torch.get_rng_state))
+        return seeds_itself()
+
+    found = list(initial(build, 7).parameters())
+    assert all(map(torch.equal, found, expected))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(elsewhere[0], before)
+    assert torch.random.default_generator is torch.default_generator
 
 
 def test_modules_that_another_thread_calls_are_not_touched():
