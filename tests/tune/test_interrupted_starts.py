@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,8 +30,12 @@ SECONDS = 120
 
 def begun(folder: Path, backend: str) -> subprocess.Popen[str]:
     rest = ["federation.rounds=1000000", "evaluate.every=0", "engine.workers=1", "engine.cpus=0.5", "--out", "mine"]
+    return ready(folder, "run", "digits", f"engine.backend={backend}", *rest)
+
+
+def ready(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", READY, "run", "digits", f"engine.backend={backend}", *rest],
+        [sys.executable, "-c", READY, *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -107,6 +112,24 @@ def test_while_ray_starts(stage, tmp_path):
     process = begun(tmp_path, "ray")
     until(lambda: process.poll() is not None or STAGES[stage](process, tmp_path), stage)
     check(process)
+
+
+SEARCH = """
+workload: quadratic
+method: {name: fedavg, rule: {name: sgd, lr: {search: loguniform, low: 0.01, high: 0.1}}}
+federation: {clients: 4, cohort: 2, rounds: 2}
+search: {trials: 1, workers: 1, objectives: {eval/loss: min}}
+tracking: {uri: none}
+"""
+
+
+@pytest.mark.long
+def test_while_the_ray_of_a_search_starts(tmp_path):
+    """A signal only sets a flag there; the search says how it goes on."""
+    (tmp_path / "search.yaml").write_text(SEARCH)
+    process = ready(tmp_path, "search", "search.yaml", "--out", "mine")
+    until(lambda: process.poll() is not None or frozen(process, "gcs_server"), "Ray's first process", 120)
+    assert re.search(r"interrupted; 0 of 1 trials have ended; to go on: fedfleet search --resume", interrupted(process))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

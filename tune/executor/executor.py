@@ -102,7 +102,8 @@ class Executor:
             disconnect()
 
     def start(self) -> None:
-        """Connect to Ray or start it. Raises ConfigError if that is impossible, or if a run could never be placed."""
+        """Connect to Ray or start it. Raises ConfigError if that is impossible, or if a run could never be placed, and
+        Interrupted if `stop` returns a signal meanwhile."""
         from ...engine.backends.ray.connect import connect
 
         if (self.engine.address or "").startswith("ray://"):
@@ -111,7 +112,12 @@ class Executor:
                 "the command on a node of the cluster, with auto or HOST:PORT as the address"
             )
         if not self.started:
-            self.ours, self.started = connect(self.engine), True
+            self.ours, self.started = connect(self.engine, self._signal), True
+
+    def _signal(self) -> int:
+        """The number of a signal that asks to end, or 0."""
+        found = self.stop()
+        return found if isinstance(found, int) else 0
 
     def run(self, source: Source) -> Any:
         """Execute the source's runs, until it has none left or `stop` asks to end; returns Tune's results, a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -225,7 +225,8 @@ def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) 
         results = None
         try:
             if source.store.open() and not stop():
-                results = execute(source, stop, jobs)
+                with suppress(Interrupted):  # while Ray starts; told in the next line
+                    results = execute(source, stop, jobs)
             if stop():
                 raise Interrupted(stop(), left(source))
             if source.broken:
