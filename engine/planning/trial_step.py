@@ -27,6 +27,7 @@ from ...algorithms.contract import Algorithm, Round
 from ...workloads.base import Split, Stateless
 from ..clients.batches import Stream, stream
 from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, unpadded
+from ..clients.modules import TRIALS
 from ..clients.random_generators import equal, generators, kept_generators, moved
 from ..cohorts.sampling import sample
 from ..config.run_spec import RunSpec
@@ -398,16 +399,14 @@ class Trial:
             raise CodeRaised from error
 
     def refuse_draw(self, name: str, generator: str, run: Callable[[], Any]) -> None:
-        """Raise ConfigError with the line that draws. Without such a line, another thread may have drawn."""
-        last = generators()
-
-        def happened() -> bool:
-            return bool(moved(last))
-
-        finder = LineFinder(happened)
-        finder.run(run)
-        if finder.found is None and not moved(last):
-            return
+        """Raise ConfigError with the line that draws. What does not draw each time is not refused: another thread has
+        drawn."""
+        for _ in range(TRIALS):
+            last = generators()
+            finder = LineFinder(lambda before=last: bool(moved(before)))
+            finder.run(run)
+            if finder.found is None and not moved(last):
+                return
         self.refuse(
             f"{'losses draw' if finder.in_losses else f'{name} draws'} from {generator}, so a run would not repeat",
             [finder.found] if finder.found else [],
