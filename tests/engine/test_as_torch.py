@@ -108,9 +108,7 @@ def parametrised(parametrise: Callable[[nn.Module], nn.Module]) -> Callable[[], 
     return built
 
 
-def changed(
-    change: Callable[[nn.Sequential], Any], build: Callable[[], nn.Sequential] = mlp
-) -> Callable[[], nn.Module]:
+def changed(change: Callable[[Any], Any], build: Callable[[], nn.Sequential] = mlp) -> Callable[[], nn.Module]:
     """The model after a change, such as a hook that it gets."""
 
     def built() -> nn.Module:
