@@ -182,19 +182,19 @@ def test_a_member_that_diverges_or_is_refused_does_not_touch_the_others():
 
 
 def test_a_stop_in_the_middle_of_a_common_phase(tmp_path):
-    """Two members are asked to stop at the 20th local step after their first checkpoints, in a phase of 100 steps. Both
-    end within it, and go on from their first checkpoints to the bits of runs that were not stopped."""
+    """Two members are asked to stop at the 20th local step after their first rounds, in a phase of 100 steps. Both end
+    within it, and go on from their first checkpoints to the bits of runs that were not stopped."""
     local = {"steps": 100, "batch": 4}
     experiments = [
         digits(method, local, 2).model_copy(update={"checkpoint": Checkpoint(every=1)})
         for method in METHODS_OF_MEMBERS["fedavg"]
     ]
-    first = [tmp_path / str(i) / "checkpoints" / name_of(1) for i in range(2)]
+    logs = [tmp_path / str(i) / "run.log" for i in range(2)]
     asked = 0
 
     def stop() -> int:
         nonlocal asked
-        asked += all(each.is_dir() for each in first)
+        asked += all(each.is_file() and "round=1 " in each.read_text() for each in logs)
         return signal.SIGTERM if asked > 2 * 3 * 20 else 0  # two members, with three blocks each
 
     ended = execute_together([new_run(each, tmp_path / str(i), None) for i, each in enumerate(experiments)], stop)
