@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -13,6 +16,7 @@ import pytest
 
 from fedfleet.tune.executor import fork_server
 from fedfleet.tune.executor.executor import check_together
+from fedfleet.tune.executor.job import MemberRun
 from fedfleet.tune.executor.jobs import Jobs
 from fedfleet.tune.executor.source import Report, RunRequest, Source
 
@@ -155,3 +159,15 @@ def test_a_server_that_a_command_started_is_used_once(monkeypatch: pytest.Monkey
     assert not check_together("search.together", False, "")
     assert not begun.alive
     assert fork_server._begun is None
+
+
+def test_a_run_whose_driver_was_killed_is_asked_to_end(tmp_path: Path):
+    """It writes its checkpoint; a report that nobody can take is not a failure of the run."""
+    mine, other = socket.socketpair()
+    other.close()
+    run = MemberRun.__new__(MemberRun)  # without its thread
+    run.spec, run.asked, run.unanswered = request(tmp_path, "a", 0.1), 0, False
+    job: Any = SimpleNamespace(connection=Connection(mine.detach()))
+    run.job = job
+    run.send(Report([], "running", ""))
+    assert run.asked == signal.SIGTERM

@@ -67,7 +67,10 @@ class MemberRun(RequestedRun):
     def send(self, report: Report) -> None:
         self.unanswered = report.status == "running" and self.spec.columns is not None and self.spec.may_end
         waits = self.unanswered  # the answer may come before `send` returns
-        self.job.connection.send(("report", self.spec.key, report))
+        try:
+            self.job.connection.send(("report", self.spec.key, report))
+        except OSError:  # the driver was killed
+            self.asked = signal.SIGTERM
         if waits:
             self.member.wait_while(lambda: self.unanswered and not self.asked)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,10 +72,14 @@ class SourceScheduler(NotPickled, FIFOScheduler):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self.source = source
+        self.on_signal = signal.getsignal(signal.SIGUSR1)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         # Tune kills a process ten seconds after asking it to end; a checkpoint may take longer.
         tune_controller._actor_force_cleanup_timeout = GRACE_SECONDS + 5
+        # Tune has replaced the handler of SIGUSR1 by one that drops the runs.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR1, self.on_signal)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         report = result["report"]

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -215,17 +215,11 @@ def no_reports() -> Iterator[None]:
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 def shut_down(processes: set[int]) -> None:
-    """End the Ray that was started here, with these processes and all their descendants.
-
-    If the process of Ray's node does not end within a second, as on a busy machine, `ray.shutdown` kills it, and its
-    child processes would stay.
-    """
-    processes = processes | fork_server.process()
-    family = [each for process in below(os.getpid()) if process in processes for each in (process, *below(process))]
+    """End the Ray that was started here, with these processes and all their descendants, also where its start has
+    failed."""
+    family = family_of(processes | fork_server.process())
     disconnect()
-    for process in family:
-        with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
+    kill(family)
 
 
 def disconnect() -> None:
@@ -239,12 +233,25 @@ def disconnect() -> None:
 
 def shut_down_ray() -> None:
     """`ray.shutdown`, which ends the processes that were started here by SIGKILL at once: SIGTERM is blocked in them,
-    and it would wait a second for the effect in each."""
+    and it would wait a second for the effect in each. Processes of a killed node would stay, and are killed too."""
     node = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
-    for infos in getattr(node, "all_processes", {}).values():
-        for info in infos:
-            info.process.terminate = info.process.kill
+    started = [info.process for infos in getattr(node, "all_processes", {}).values() for info in infos]
+    for process in started:
+        process.terminate = process.kill
+    family = family_of({process.pid for process in started} | fork_server.process()) if started else []
     ray.shutdown()
+    kill(family)
+
+
+def family_of(processes: set[int]) -> list[int]:
+    """Those of the processes that are below this one, and all their descendants."""
+    return [each for process in below(os.getpid()) if process in processes for each in (process, *below(process))]
+
+
+def kill(processes: Iterable[int]) -> None:
+    for process in processes:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
 
 
 def below(process: int) -> Iterator[int]:
