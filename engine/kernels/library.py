@@ -8,6 +8,7 @@ loading it would end the process. Two processes may build at once: each renames 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import os
 import platform
@@ -15,7 +16,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -45,6 +47,8 @@ DONE, NO_CLASS, NO_MEMORY, NO_ROW = range(4)
 COMPILERS = ("c++", "g++", "clang++")
 OLDEST = {"g++": 9, "clang++": 14}
 """The oldest versions that compile the sources."""
+BUILD = ".build-"
+"""How the names of temporary folders for compilations begin."""
 SECONDS = 300
 """The time limit of a compilation, sufficient on a busy machine."""
 
@@ -117,11 +121,15 @@ def build(compiler: str, folder: Path, name: str) -> Path:
     """Compile the library `name` and return its file. Damaged files of the same library are removed."""
     check_compiler(compiler)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
-        made = Path(temporary) / "made.so"
+    with build_folder(folder) as temporary:
+        made = temporary / "made.so"
         try:
             done = subprocess.run(
-                [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made)], capture_output=True, text=True, timeout=SECONDS
+                [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made)],
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                env={**os.environ, "TMPDIR": str(temporary)},  # for the compiler's own files
             )
         except subprocess.TimeoutExpired as error:
             raise NoKernels(f"{compiler} took more than {SECONDS} s") from error
@@ -134,6 +142,41 @@ def build(compiler: str, folder: Path, name: str) -> Path:
                 damaged.unlink(missing_ok=True)
         os.replace(made, path)
     return path
+
+
+@contextmanager
+def build_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder in `folder`, which is locked (`flock`) while it is used. Those that processes have left which
+    were killed while they compiled are removed: the kernel has released their locks."""
+    with locked(folder):  # nobody finds a folder that is made and not locked yet
+        for left in folder.glob(f"{BUILD}*"):
+            with suppress(OSError), locked(left, wait=False):  # another process uses it
+                shutil.rmtree(left, ignore_errors=True)
+        temporary = tempfile.mkdtemp(prefix=BUILD, dir=folder)
+        lock = os.open(temporary, os.O_RDONLY)
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        yield Path(temporary)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder. wait: for the process that holds it; else OSError is raised if one does, or if the
+    file system has no locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            if not wait:
+                raise
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_compiler(compiler: str) -> None:

@@ -6,8 +6,10 @@ TOLERANCE: float32 sums in another order, relative to the largest entry, as in t
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch.nn import functional as F
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.kernels import operators
+from fedfleet.engine.kernels import library, operators
 from fedfleet.engine.kernels.operators import Conv, Pool, kernels
 from fedfleet.engine.runs.launch import prepare
 
@@ -189,6 +191,40 @@ def test_without_a_compiler_one_sentence(compiler, tmp_path, monkeypatch):
     assert done.stderr.startswith("error: engine.kernels=native: ")
     assert done.stderr.strip().endswith("; choose torch")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def compiler(folder: Path, name: str, acts: str) -> str:
+    """A script in the place of a compiler. The variable `made` has the name of the file that it shall make."""
+    script = folder / name
+    script.write_text(f"#!/bin/sh\nfor made; do :; done\n{acts}\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_a_compilation_that_is_killed_leaves_nothing(tmp_path, monkeypatch):
+    """The next one removes the folder of a process that was killed, and not that of one that compiles."""
+    monkeypatch.setattr(library, "check_compiler", lambda compiler: None)
+    cache, ready, end = tmp_path / "kernels", tmp_path / "ready", tmp_path / "end"
+    os.mkfifo(ready)
+    os.mkfifo(end)
+    waits = compiler(tmp_path, "waits", f"echo a > $made; echo a > $TMPDIR/own; echo a > {ready}; read line < {end}")
+    makes = compiler(tmp_path, "makes", "echo all > $made")
+    program = "import sys; from pathlib import Path; from fedfleet.engine.kernels import library as found; "
+    program += "found.check_compiler = lambda compiler: None; found.build(sys.argv[1], Path(sys.argv[2]), 'x')"
+    processes = []
+    for _ in range(2):
+        processes.append(subprocess.Popen([sys.executable, "-c", program, waits, str(cache)]))
+        assert ready.read_text() == "a\n"
+    processes[0].kill()
+    processes[0].wait()
+    made = library.build(makes, cache, "y")
+    (others,) = (path for path in cache.iterdir() if path != made)  # of the process that still compiles
+    assert sorted(path.name for path in others.iterdir()) == ["made.so", "own"]
+    processes[1].kill()
+    processes[1].wait()
+    library.build(makes, cache, "y")
+    assert list(cache.iterdir()) == [made]
+    os.close(os.open(end, os.O_WRONLY | os.O_NONBLOCK))  # ends the scripts
 
 
 @pytest.mark.long
