@@ -79,7 +79,7 @@ class WithFrozenLayer(Few):
 
 def test_replays_have_the_frozen_tensors(recorders):
     found = run(graphs("scaffold", WithFrozenLayer()))
-    same(found, run(few("scaffold", WithFrozenLayer(), rounds=3)))
+    same(found, run(few("scaffold", WithFrozenLayer(), rounds=ROUNDS)))
     assert any(recorder.kept for recorder in recorders)
 
 
