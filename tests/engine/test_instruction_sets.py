@@ -41,6 +41,7 @@ sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_kernels")
 def test_kernels_compiled_for_avx2_are_torchs():
     if " avx2 " not in f"{library.processor()} ":

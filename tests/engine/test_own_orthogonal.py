@@ -97,6 +97,7 @@ def with_rounding(m: torch.Tensor, scheme: str, counts: tuple[int, ...], unit: f
         # Together they are sqrt(15) times as large as random ones, and each may be sqrt(3) times the average.
         (torch.bfloat16, 2.0**-9, 7),
     ],
+    ids=["float32", "bfloat16"],
 )
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", [(6, 25), (16, 150), (40, 64), (84, 120), (120, 84), (120, 400), (150, 150)])
