@@ -120,11 +120,27 @@ def stopping(stop: Stop | None = None) -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
+def exit_between_rounds() -> None:
+    """Have the signals SIGNALS that would end this process by the system's default end it by SystemExit from now on.
+
+    It is for programs that iterate over rounds: between two rounds their own code runs, and Python's exit leaves a
+    checkpoint. Python delivers signals to the main thread only; in another thread nothing changes.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _exit)
+
+
+def _exit(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
 def has_no_other_meaning(number: int, handler: Any) -> bool:
     """Whether a run may take a signal, whose handler this is, for itself."""
     if number in (signal.SIGINT, signal.SIGTERM):
         return handler is not None  # None: a handler that is not Python's cannot be put back
-    return handler in (signal.SIG_DFL, exit_now) or isinstance(getattr(handler, "__self__", None), Stop)
+    return handler in (signal.SIG_DFL, exit_now, _exit) or isinstance(getattr(handler, "__self__", None), Stop)
 
 
 def at_once(stop: Callable[[], int]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from ..config.run_spec import RunSpec
 from ..errors import FedFleetError, Interrupted
 from ..records.history import Record
-from ..stopping import Stop, stopping
+from ..stopping import Stop, exit_between_rounds, stopping
 from .launch import play
 from .observer import Observer
 from .result import Result
@@ -28,8 +28,10 @@ class Rounds(Iterator[Record]):
 
     After the last round, `result` is the Result. `close` and the end of a `with` block, of the object or of the process
     end the run early, with a checkpoint if the run has a folder. The same happens on SIGINT (Ctrl-C, or a notebook's
-    stop button) and SIGTERM while a round is awaited; then the iterator raises Interrupted. Between two rounds these
-    signals have their usual effect, so that a loop which was left by KeyboardInterrupt can be taken up again.
+    stop button), SIGTERM, SIGHUP and SIGUSR1 while a round is awaited; then the iterator raises Interrupted. Between
+    two rounds SIGINT has its usual effect, so that a loop which was left by KeyboardInterrupt can be taken up again.
+    The others raise SystemExit where the system would end the process without a word to Python, so that its end leaves
+    a checkpoint too.
     """
 
     def __init__(self, run_spec: RunSpec, directory: Any, observers: list[Observer]) -> None:
@@ -59,6 +61,7 @@ class Rounds(Iterator[Record]):
             raise
         if not self._last:
             _close_at_exit()
+            exit_between_rounds()
         self._last = int(record["round"])
         return record
 

@@ -4,10 +4,12 @@ of one that was never interrupted."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,7 +56,13 @@ def send(processes: Sequence[psutil.Process], number: int) -> None:
 @contextmanager
 def started(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         yield process
@@ -153,3 +161,28 @@ def test_a_command(backend: str, case: Case, tmp_path: Path):
     plan(tmp_path)
     go_on = small(tmp_path, checkpoint=checkpoint)
     same(resume(go_on, tmp_path / "out"), run(small(tmp_path / "none")))
+
+
+ROUNDS = """
+import json
+import sys
+from pathlib import Path
+
+import fedfleet
+
+data = json.loads(Path("run.json").read_text())
+for record in fedfleet.rounds(fedfleet.Experiment(**data), "out"):
+    if record["round"] == 3:
+        Path("at-0").touch()
+        sys.stdin.read()  # a signal comes while the caller uses a round
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_loop_over_rounds(number: signal.Signals, tmp_path: Path):
+    """Between two rounds a signal ends the caller's program, and the exit of the process leaves the checkpoint."""
+    (tmp_path / "run.json").write_text(json.dumps(setting(tmp_path)))
+    with started(tmp_path, sys.executable, "-c", ROUNDS) as process:
+        signalled(process, tmp_path, group, number)
+    assert process.returncode == 128 + number
+    same(resume(small(tmp_path), tmp_path / "out"), run(small(tmp_path / "none")))

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,16 @@ def trials(folder: Path) -> list[Any]:
     return optuna.load_study(study_name=name, storage=f"sqlite:///{folder / 'search.db'}").trials
 
 
-def stopped(here: Path, number: int) -> subprocess.Popen[str]:
-    """A search that gets a signal when one trial has ended and another is running."""
+def stopped(here: Path, number: int, everyone: bool = False) -> subprocess.Popen[str]:
+    """A search that gets a signal when one trial has ended and another is running. everyone: so do its processes."""
     command = [*COMMAND, "search", "mine.yaml", "--out", "s"]
     process = subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         folder = here / "s"
         until(lambda: ended(folder) and under_way(folder), "one trial's end and another's rounds")
+        for each in [*psutil.Process(process.pid).children(recursive=True)] if everyone else []:
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
         process.send_signal(number)
         process.wait(300)
         return process
@@ -133,12 +137,14 @@ def check_mlflow(here: Path) -> None:
         assert sorted(steps) == list(range(1, ROUNDS + 1))
 
 
-def test_asked_to_stop(here: Path):
-    """Ctrl-C: one sentence that says how to resume, status 130, and no process is left."""
-    written(here, concurrent=1, trials=50)
-    process = stopped(here, signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop(here: Path, number: signal.Signals):
+    """Ctrl-C, and the end of a job, which all processes are told: one sentence that says how to resume, and no process
+    is left."""
+    written(here, concurrent=1, trials=50, together=number == signal.SIGINT)
+    process = stopped(here, number, everyone=number == signal.SIGTERM)
     output = process.stderr.read() if process.stderr else ""
-    assert process.returncode == 130, output
+    assert process.returncode == 128 + number, output
     assert "trials have ended; to go on: fedfleet search --resume" in output.splitlines()[-1]
     assert "Traceback" not in output
     left = [p for p in psutil.process_iter(["cmdline"]) if str(here) in " ".join(p.info["cmdline"] or [])]
