@@ -4,8 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# What lies in the package fedfleet, where links and not an installation lead to it.
-PACKAGE := $(addprefix $(CURDIR)/,tune/fedfleet/__init__.py tune/fedfleet/py.typed engine algorithms workloads tune)
 
 .PHONY: test test-long test-all demo docs slow chaos gpu lint clean
 
@@ -36,15 +34,12 @@ chaos: $(READY)
 	@$(BIN)/python -m tests.faults.chaos
 
 # On a machine with a CUDA device. A bare one, where this package is not installed, needs the packages that
-# benchmarks/gpu.py names, and pytest and psutil for the tests: make gpu GPU_PYTHON=python3. The package is found by links.
+# benchmarks/gpu.py names, and pytest and psutil for the tests: make gpu GPU_PYTHON=python3. The package is found in src/.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_OUT ?= build/gpu
-GPU_PATH := $(CURDIR)/build/path
 
-gpu: export PYTHONPATH := $(GPU_PATH)$(if $(PYTHONPATH),:$(PYTHONPATH))
+gpu: export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu:
-	@mkdir -p $(GPU_PATH)/fedfleet
-	@ln -sfn $(PACKAGE) $(GPU_PATH)/fedfleet
 	@$(GPU_PYTHON) -m pytest -m gpu -rs -p no:cacheprovider -o addopts= tests/devices
 	@$(GPU_PYTHON) benchmarks/gpu.py --moonshot all --out $(GPU_OUT)
 
@@ -54,20 +49,14 @@ lint: $(READY)
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	@rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
-
-# Editors and type checkers cannot follow the import hook of an editable installation. They find the package by these
-# links, see [tool.pyright] in pyproject.toml.
-EDITOR := $(VENV)/editor/fedfleet
 
 # This file is written last. An environment without it is left from an interrupted installation and is made again.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("PYTHON must be Python 3.10 or newer, got %d.%d; run make PYTHON=python3.x" % sys.version_info[:2])'
 	@echo "bringing $(VENV) up to date, a few minutes the first time"
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
-	@rm -rf $@ *.egg-info
+	@rm -rf $@ *.egg-info src/*.egg-info
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@mkdir -p $(EDITOR)
-	@ln -sfn $(PACKAGE) $(EDITOR)
 	@touch $@

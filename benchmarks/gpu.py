@@ -20,7 +20,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -70,17 +69,13 @@ RATIO = 50.0
 
 
 def make_importable() -> None:
-    """Have this process and its children find the package where it is not installed, by links as `make` makes them."""
+    """Have this process and its children find the package where it is not installed."""
     try:
         import fedfleet  # noqa: F401
     except ImportError:
-        folder = Path(tempfile.mkdtemp(prefix="fedfleet-links-"))
-        (folder / "fedfleet").mkdir()
-        parts = ("tune/fedfleet/__init__.py", "engine", "algorithms", "workloads", "tune")
-        for part in parts:
-            (folder / "fedfleet" / Path(part).name).symlink_to(ROOT / part)
-        sys.path.insert(0, str(folder))
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        source = str(ROOT / "src")
+        sys.path.insert(0, source)
+        os.environ["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def setup(work: str, mode: str, device: str, rounds: int, share: float, tiny: bool) -> Any:

@@ -22,7 +22,7 @@ from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Mlp
 
 ROOT = Path(__file__).parents[1]
-API = ROOT / "tune/fedfleet/__init__.py"
+API = ROOT / "src/fedfleet/__init__.py"
 
 
 def small(method: Any = "fedavg", rounds: int = 4, **more: Any) -> fedfleet.Experiment:

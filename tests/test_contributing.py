@@ -31,13 +31,10 @@ COMMANDS = [
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A copy of the repository with the files of the page. It is what `import fedfleet` finds there."""
-    for name in (*PARTS, "tests", "tools", "docs", "benchmarks"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*PARTS, "src", "tests", "tools", "docs", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "links/fedfleet").mkdir(parents=True)
-    for part in (*PARTS, "tune/fedfleet/__init__.py"):
-        (tmp_path / "links/fedfleet" / Path(part).name).symlink_to(tmp_path / part)
     for name, text in FILES.items():
         assert not (tmp_path / name).exists(), f"{name} exists already"
         (tmp_path / name).write_text(text)
@@ -53,7 +50,7 @@ def clone(tmp_path: Path) -> Path:
 def test_the_page_leads_to_a_method(clone: Path):
     assert sorted(FILES) == ["algorithms/fedleash.py", "tests/algorithms/test_fedleash.py"]
     assert len(COMMANDS) == 2
-    environment = {**os.environ, "PYTHONPATH": str(clone / "links")}
+    environment = {**os.environ, "PYTHONPATH": str(clone / "src")}
     for command in COMMANDS:
         command = command.replace("python", shlex.quote(sys.executable), 1)
         done = subprocess.run(command, shell=True, cwd=clone, env=environment, capture_output=True, text=True)

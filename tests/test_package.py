@@ -15,6 +15,7 @@ from fedfleet.algorithms.table import METHODS
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("engine", "algorithms", "workloads", "tune")
+API = "src/fedfleet"
 
 
 def call(*command: object, cwd: Path) -> str:
@@ -30,8 +31,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the repository: setuptools leaves the folder build/ behind, and would pack
     deleted files that are still in it."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*FOLDERS, API):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     call(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", out, source, cwd=source)
@@ -59,7 +60,7 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tracked() -> list[str]:
     """The files of the package that git knows, by their paths in the repository. New ones that are not ignored count
     too. A test is skipped in a copy that git does not know."""
-    asked = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *FOLDERS)
+    asked = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *FOLDERS, API)
     try:
         done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
     except FileNotFoundError:
@@ -71,7 +72,7 @@ def tracked() -> list[str]:
 
 def test_the_wheel_has_the_tracked_files_and_no_others(wheel: Path, tracked: list[str]):
     """Modules, sources of kernels, templates, scripts and styles of pages, experiments and studies."""
-    names = {f"fedfleet/{name}".replace("fedfleet/tune/fedfleet/", "fedfleet/") for name in tracked}
+    names = {name.removeprefix("src/") if name.startswith(API) else f"fedfleet/{name}" for name in tracked}
     assert {Path(name).suffix for name in names} >= {".py", ".cpp", ".j2", ".js", ".css", ".yaml", ".json", ".typed"}
     packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert sorted(packed) == sorted(names)

@@ -486,7 +486,7 @@ class Trial:
         what: str,
         lines: list[Line],
         remedy: str,
-        cause: Exception | None = None,
+        cause: BaseException | None = None,
         workload: bool = False,
         key: str = "",
     ) -> None:

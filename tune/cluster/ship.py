@@ -14,7 +14,6 @@ from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError
 from ..files import load, load_data
 
-PARTS = ("engine", "algorithms", "workloads", "tune")
 FILE = "experiment.yaml"
 
 
@@ -26,10 +25,8 @@ def pack(folder: Path, source: str, overrides: Iterable[str]) -> None:
     (folder / "plugins").mkdir()
     data["plugins"] = [shipped(name, folder) for name in data["plugins"]]
     (folder / FILE).write_text(yaml.safe_dump(data, sort_keys=False))
-    for part in PARTS:
-        here = Path(str(importlib.import_module(f"fedfleet.{part}").__file__)).parent
-        shutil.copytree(here, folder / "fedfleet" / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(str(importlib.import_module("fedfleet").__file__), folder / "fedfleet")
+    package = Path(str(importlib.import_module("fedfleet").__file__)).parent
+    shutil.copytree(package, folder / "fedfleet", ignore=shutil.ignore_patterns("__pycache__"))
     describe(folder)
 
 
