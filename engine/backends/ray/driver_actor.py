@@ -217,7 +217,7 @@ def _play(run_spec: RunSpec, stop: Callable[[], int], alone: bool) -> Generator[
     try:
         watch.see_driver(started_within(START_SECONDS, driver.here.remote(), run_spec, stop))
         yield from listen(driver, stop, watch)
-        tensors = ray.get(final)
+        tensors: Any = ray.get(final)
         watch.driver = None  # it has ended its work
         return tensors
     except RayTaskError as error:
