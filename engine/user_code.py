@@ -84,6 +84,16 @@ def user_lines(error: BaseException) -> list[Line]:
     return found[::-1]
 
 
+def current_line(thread: int) -> Line | None:
+    """The innermost of the user's lines that a thread executes now; without one, the innermost of all. None if the
+    thread has ended."""
+    if (frame := sys._current_frames().get(thread)) is None:
+        return None
+    stack = traceback.extract_stack(frame)
+    found = next((each for each in reversed(stack) if is_user_file(each.filename)), stack[-1])
+    return Line.of(found.filename, found.lineno or 0, found.name)
+
+
 def location_clause(error: BaseException) -> str:
     """ " (file, line 12 in step: code; called from …)", or "" if no line in the traceback is the user's."""
     lines = user_lines(error)[:SHOWN_LINES]

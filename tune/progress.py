@@ -8,6 +8,7 @@ from typing import Any
 
 from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Asynchronous
+from ..engine.records.event_log import STILL
 from ..engine.rounds.driver import Record
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
@@ -73,6 +74,8 @@ class Progress(Observer):
     def event(self, text: str) -> None:
         if self.bar is not None:
             self.bar.console.print(text.split("\n")[0], highlight=False, markup=False)
+        elif text.startswith(STILL):
+            tell(text)
 
     def end(self, result: Result) -> None:
         self._stop()

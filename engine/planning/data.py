@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ...workloads.base import Split
 from ..clients.modules import check_draws
 from ..config.run_spec import RunSpec
+from ..records.event_log import STILL
 from ..records.partition_file import write_partition
+from ..user_code import current_line
 from .trial_step import try_step
 
+SLOW_SECONDS = 60.0
+"""The seconds after which a workload that still reads its data is told, and then after twice, four times … as long."""
 
-def checked_split(run_spec: RunSpec, split: Split | None = None) -> Split:
+
+def to_standard_error(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def checked_split(
+    run_spec: RunSpec, split: Split | None = None, say: Callable[[str], object] = to_standard_error
+) -> Split:
     """The data and the rows of every client. Raises ConfigError if workload or method break a rule on this data.
 
     The partition is written to the folder of the run, if it has one and is not resumed. split: what `RunSpec.split`
-    returns for this run, if that is known already.
+    returns for this run, if that is known already. say: called with a line if reading the data takes long, from
+    another thread.
     """
-    split = split or run_spec.split()
+    if split is None:
+        with told_while_slow(say):
+            split = run_spec.split()
     keep_partition(run_spec, split)
     check_draws(run_spec.workload, {**dict(run_spec.checked_initial_model().items()), **run_spec.frozen}, split)
     try_step(run_spec, split)
     return split
+
+
+@contextmanager
+def told_while_slow(say: Callable[[str], object]) -> Iterator[None]:
+    """A context in which data are read. It tells after a while where that goes on: `load` may never return."""
+    thread, over = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        seconds = waited = SLOW_SECONDS
+        while not over.wait(seconds):
+            where = current_line(thread)
+            say(f"{STILL}reading the data of the workload after {waited:g} s{f', {where}' if where else ''}")
+            seconds, waited = waited, 2 * waited
+
+    threading.Thread(target=watch, name="reading data", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def keep_partition(run_spec: RunSpec, split: Split) -> None:

@@ -7,6 +7,9 @@ import threading
 import time
 from typing import Any
 
+STILL = "still "
+"""The beginning of a line that says what goes on for long. Such lines are shown at once, not only logged."""
+
 
 class EventLog:
     """One thread appends events and another one reads them. Events that were read are deleted unless `keep` is true."""

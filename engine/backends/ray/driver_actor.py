@@ -134,7 +134,7 @@ class DriverProcess:
 
         No copy of the data stays in this process. The lines are about the execution plan and about unused rows.
         """
-        split = checked_split(self.run_spec)
+        split = checked_split(self.run_spec, say=self.events.append)
         if self.run_spec.experiment.engine.address and asks_for_kernels(self.run_spec, split):
             self.run_spec = self.run_spec.with_missing_kernels(tuple(lacking_kernels(self.run_spec, self._check)))
         device = self.run_spec.device
