@@ -129,7 +129,7 @@ def _of_thread(device: torch.device, threads: int | None) -> Iterator[Setting]:
     if threads is not None:
         yield Setting(torch.get_num_threads, torch.set_num_threads, threads)
     if device.type == "cuda" and device.index is not None:  # streams and graphs are made on the current device
-        yield Setting(torch.cuda.current_device, torch.cuda.set_device, device.index)
+        yield Setting(lambda: torch.cuda.current_device(), lambda index: torch.cuda.set_device(index), device.index)
 
 
 def put(setting: Setting, value: Any) -> None:

@@ -17,6 +17,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from ...workloads.base import NETWORK, Batch, ClientIndex, Params, Split, Statel
 from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.random_generators import kept_generators, same_bits
 from ..config.run_spec import RunSpec
-from ..errors import type_and_first_line
+from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.operators import kernels
 
 FEWEST, MOST, COMPARED_NUMBERS = 4, 64, 1 << 21
@@ -59,19 +60,22 @@ Gradients = tuple[Tensor, Tensor]
 """(gradient (P,), loss ()) of one client's batch."""
 
 
-under_way = False
-"""True while something is tried before the rounds, for code that must tell these calls from those of a round."""
+_tried: ContextVar[bool] = ContextVar("tried", default=False)
 
 
 @contextmanager
 def trying() -> Iterator[None]:
-    """A context in which `under_way` is true."""
-    global under_way
-    before, under_way = under_way, True
+    """A context in which this thread tries something before the rounds."""
+    token = _tried.set(True)
     try:
         yield
     finally:
-        under_way = before
+        _tried.reset(token)
+
+
+def under_way() -> bool:
+    """Whether this thread tries something, for code that must tell these calls from those of a round."""
+    return _tried.get()
 
 
 class SeveralModels(Exception):
@@ -191,7 +195,7 @@ class Forms:
         if self.as_written is not None:
             try:
                 return self.as_written.gradient(point.to(self.dtype), self.layout, batch)
-            except Exception:
+            except RAISED_BY_USERS:
                 self.as_written = None  # if the loss itself raises this, it does so below, too
         return self.alone(point, batch)
 
@@ -240,7 +244,7 @@ class Compared:
         there an exception is raised."""
         try:
             return self._at_all(near(self.run_spec))
-        except Exception:
+        except RAISED_BY_USERS:
             with suppress(NoNumbers):
                 return self._at_all([self.forms.x.flat])
             return None
@@ -266,7 +270,7 @@ class Compared:
             expected = [self.wide.plain(point, batch) for batch in self.batches]
             check_numbers(expected)
             found = self.form(self.wide, point)
-        except Exception:  # code that cannot compute in float64
+        except RAISED_BY_USERS:  # code that cannot compute in float64
             return self._at_without_float64(point)
         if next(self._beyond(expected, found), None) is None:
             return None
@@ -418,7 +422,7 @@ def _block_difference(run_spec: RunSpec, batches: BlockBatches, padded: bool) ->
     )
     try:
         difference = compared.difference()
-    except Exception as error:
+    except RAISED_BY_USERS as error:
         return _raises_alone_only(compared.forms, batches, error)
     if difference is None:
         return ""
@@ -430,11 +434,11 @@ def _block_difference(run_spec: RunSpec, batches: BlockBatches, padded: bool) ->
     return f"{difference} between a block and the module itself, as plain autograd computes it"
 
 
-def _raises_alone_only(forms: Forms, batches: BlockBatches, error: Exception) -> str:
+def _raises_alone_only(forms: Forms, batches: BlockBatches, error: BaseException) -> str:
     """Why clients must not be trained in blocks if an exception was raised; "" if that is raised in blocks, too."""
     try:
         forms.block(forms.x.flat, batches.columns)
-    except Exception:
+    except RAISED_BY_USERS:
         return ""
     return f"a client alone raises {type_and_first_line(error)}, and a block does not"
 

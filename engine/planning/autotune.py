@@ -19,6 +19,7 @@ from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, ste
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
 from ..devices.memory import allocated_memory, free_memory, peak_memory
+from ..errors import RAISED_BY_USERS
 from ..kernels.block_convolutions import parsed
 from ..kernels.library import COMPILED
 from ..memory import release_freed_memory
@@ -59,7 +60,7 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
             continue
         try:
             found[plan] = seconds = fastest(time_plan(run_spec, data, plan), min(found.values(), default=math.inf))
-        except Exception:
+        except RAISED_BY_USERS:
             done.add(plan.kernels)
             if run_spec.device.type != "cpu":
                 release_freed_memory()

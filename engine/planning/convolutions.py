@@ -20,6 +20,7 @@ from ...workloads.base import Split
 from ..clients.batches import stream
 from ..clients.worker import Data, TaskBatches, Worker
 from ..config.run_spec import ExecutionPlan, RunSpec
+from ..errors import RAISED_BY_USERS
 from ..kernels.block_convolutions import Arguments, Convolutions, as_product, with_products
 from ..state.row_files import StateLayout
 from .autotune import first_clients, short_run
@@ -60,7 +61,7 @@ def plan_with_products(run_spec: RunSpec, split: Split, plan: ExecutionPlan) -> 
         try:
             found = convolutions(run_spec, split, plan)
             numbers = [number for number, given in enumerate(found) if is_quicker(given) and agrees(given)]
-        except Exception:  # a loss that a block cannot compute, or no memory: the plan stays as it is
+        except RAISED_BY_USERS:  # a loss that a block cannot compute, or no memory: the plan stays as it is
             return None
     return plan._replace(kernels=with_products(plan.kernels, numbers)) if numbers else None
 

@@ -42,7 +42,7 @@ from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts import sampling
 from ..config.run_spec import RunSpec
-from ..errors import type_and_first_line
+from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import NotAChain, RowInputs, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
@@ -306,10 +306,10 @@ class Proof:
 
         try:
             return one(self.own)(points, columns)
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             try:
                 one(self.torchs)(points, columns)
-            except Exception:
+            except RAISED_BY_USERS:
                 return None
             raise Disagreement(f"a block raises {type_and_first_line(error)}, and not by torch's kernels") from error
 
@@ -438,7 +438,7 @@ class Proof:
         for point in self.points():
             try:
                 torchs = report(point)
-            except Exception:
+            except RAISED_BY_USERS:
                 return  # the evaluation itself will say so
             expected = self.by_double(lambda point=point: report(point.double()))
             own = self.by_own(lambda point=point: report(point, own=True))
@@ -514,13 +514,13 @@ class Proof:
     def by_torch(self, f: Callable[[], Any]) -> Any:
         try:
             return f()
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             raise Disagreement(f"torch's own kernels raise {type_and_first_line(error)}", torch_fails=True) from error
 
     def by_double(self, f: Callable[[], Any]) -> Any:
         try:
             return f()
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             raise Disagreement(
                 f"there is nothing to compare with: float64 raises {type_and_first_line(error)}"
             ) from error
@@ -528,7 +528,7 @@ class Proof:
     def by_own(self, f: Callable[[], Any]) -> Any:
         try:
             return f()
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             raise Disagreement(f"they raise {type_and_first_line(error)}, and torch's do not") from error
 
 

@@ -311,7 +311,7 @@ class Trial:
         batch = unpadded({name: column[:1] for name, column in self.columns().items()}, 0)
         try:
             difference = gradient_difference(self.run_spec, batch)
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             raise CodeRaised from error
         if difference is not None:
             self.refuse(

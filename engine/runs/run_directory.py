@@ -272,6 +272,8 @@ class RunDirectory(Observer):
                 if self.rows:
                     self._write_rounds(cleared(self.path / PARTIAL))
                     (self.path / PARTIAL).replace(self.path / "rounds.parquet")
+            with suppress(OSError):
+                (self.path / PARTIAL).unlink(missing_ok=True)  # something may be in the way of its name
 
     def _write_rounds(self, path: Path) -> None:
         import pyarrow.parquet as pq

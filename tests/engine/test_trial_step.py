@@ -497,7 +497,7 @@ def test_what_raises_by_itself_is_left_to_the_run():
             raise RuntimeError("out of luck")
 
     try_step(run_spec := prepare(digits(local(Raises())), "test"), run_spec.split())
-    assert not as_written.under_way
+    assert not as_written.under_way()
 
 
 def test_it_takes_no_time():

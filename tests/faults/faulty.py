@@ -103,7 +103,7 @@ class Failing:
 
     def losses(self, p: Any, batch: Any) -> torch.Tensor:
         losses = super().losses(p, batch)
-        rules = [] if as_written.under_way else self.rules()  # for the clients of rounds, not for the trial step
+        rules = [] if as_written.under_way() else self.rules()  # for the clients of rounds, not for the trial step
         clients = everyone(batch) if rules else ()
         for number, rule in enumerate(rules):
             if rule["kind"] == "crowd" and len(clients) > rule["client"]:

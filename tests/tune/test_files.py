@@ -201,7 +201,8 @@ def test_yaml_constructs_no_objects(tmp_path: Path, tag: str, file: str):
 def test_values_that_are_not_what_they_look_like(tmp_path: Path, value: str, told: str, file: str):
     path = written(tmp_path, f"workload: digits\nmethod: fedavg\nname: {value}\n")
     assert refused(path).startswith(f"{path} is not valid YAML, line 3: {told}")
-    assert refused(file, f"name={value}").startswith(f"name={value} is not valid YAML, line 1: {told}")
+    shown = f"name={value}" if len(value) < 200 else f"name={value}"[:200] + "…"
+    assert refused(file, f"name={value}").startswith(f"{shown} is not valid YAML, line 1: {told}")
 
 
 def doubled(first: str, inner: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedfleet.engine.config.schema import Engine
 from fedfleet.tune.executor.executor import cpus_for, processes_here
@@ -78,6 +80,13 @@ def test_the_least_bound_holds_and_one_is_left(allowed, granted, count, monkeypa
     assert processors() == count
 
 
+def one_picture() -> bytes:
+    """A grey picture of 2 x 2 pixels, as PNG."""
+    file = io.BytesIO()
+    Image.new("L", (2, 2)).save(file, "PNG")
+    return file.getvalue()
+
+
 def test_everybody_uses_the_number(monkeypatch):
     monkeypatch.setattr("fedfleet.workloads.processors.affinity", lambda: 5)
     monkeypatch.setattr("fedfleet.workloads.processors.quota", lambda: math.inf)
@@ -93,7 +102,7 @@ def test_everybody_uses_the_number(monkeypatch):
             super().__init__(count)
 
     monkeypatch.setattr(images, "ThreadPoolExecutor", Pool)
-    images.pictures([], (1, 2, 2), "nowhere")
+    images.pictures([one_picture()], (1, 2, 2), "nowhere")
     assert threads == [5]
 
 
