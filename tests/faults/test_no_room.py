@@ -72,7 +72,7 @@ def test_a_run_says_that_others_hold_what_its_workers_need(tmp_path: Path) -> No
     process = started(TRIALS, tmp_path)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    steps = json.loads(out.splitlines()[-1])
+    steps = json.loads(next(line for line in out.splitlines() if line.startswith(("{", "["))))
     trials = "choose engine.backend=local, or give the trial one more bundle"
     assert steps["no bundle"]["why"] == (
         "ConfigError: engine.workers: the placement group of this trial has room for 0 of 1 workers beside the trial "

@@ -40,7 +40,7 @@ from ..base import Pool
 from .cluster_pool import ClusterPool
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics
-from .placement import await_bundles, check_bundles, cluster, on_node, take
+from .placement import await_bundles, check_bundles, cluster, leave_all_of, on_node, take
 from .watch import Watch
 from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_error_line
 
@@ -111,7 +111,7 @@ class DriverProcess:
             return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests)
         mine = ray.get_runtime_context().get_node_id()
         log_now = self.events.append  # not at the end of a round
-        placement = take(engine, self._check, log_now, mine if here_all else None)
+        placement = take(engine, self._check, log_now, self.run_spec.run_id, mine if here_all else None)
         alike = len(engine.groups()) == 1 and engine.workers != "auto"
         if here_all or (alike and all(spot.node == mine for spot in placement.spots)):
             worker_requests = [
@@ -234,6 +234,9 @@ def _play(run_spec: RunSpec, stop: Callable[[], int], alone: bool) -> Generator[
     finally:
         watch.end_driver()
         ray.kill(driver)
+        if not alone and not watch.lost():  # where Ray has died, nothing is reserved any more
+            with suppress(RayError):
+                leave_all_of(run_spec.run_id)
         discard_states(run_spec)
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import ray
+from ray import PlacementGroupID
 from ray.util.client import ray as client
 from ray.util.placement_group import (
     PlacementGroup,
     get_current_placement_group,
     placement_group,
+    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -140,12 +143,14 @@ def planned(engine: Engine, here: str | None = None) -> list[Spot]:
 
 
 class Placement:
-    """A placement group of Ray, with a bundle for each worker. `spots`: where each worker goes."""
+    """A placement group of Ray, with a bundle for each worker. `spots`: where each worker goes. run_id: see
+    `leave_all_of`."""
 
-    def __init__(self, spots: list[Spot]) -> None:
+    def __init__(self, spots: list[Spot], run_id: str) -> None:
         self.spots = spots
-        bundles = [spot.group.needs() for spot in spots]
-        self.group = placement_group(bundles, "PACK", bundle_label_selector=[{NODE: spot.node} for spot in spots])
+        bundles, selector = [spot.group.needs() for spot in spots], [{NODE: spot.node} for spot in spots]
+        name = f"{name_of_groups(run_id)}{next(_made)}"
+        self.group = placement_group(bundles, "PACK", name, bundle_label_selector=selector)
 
     def granted(self, seconds: float) -> bool:
         return bool(ray.wait([self.group.ready()], timeout=seconds)[0])
@@ -158,8 +163,26 @@ class Placement:
         remove_placement_group(self.group)
 
 
-def take(engine: Engine, check: Callable[[], None], log: Callable[[str], None], here: str | None = None) -> Placement:
-    """Reserve the resources of all workers. here: see `planned`.
+_made = count()
+
+
+def name_of_groups(run_id: str) -> str:
+    """What the names of a run's placement groups begin with."""
+    return f"fedfleet-{run_id}-"
+
+
+def leave_all_of(run_id: str) -> None:
+    """Remove the placement groups of a run whose driver has died. Ray keeps them, and what they reserve, as long as the
+    process that has started the run is there."""
+    for group, about in placement_group_table().items():
+        if about["name"].startswith(name_of_groups(run_id)) and about["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
+
+
+def take(
+    engine: Engine, check: Callable[[], None], log: Callable[[str], None], run_id: str, here: str | None = None
+) -> Placement:
+    """Reserve the resources of all workers of a run. here: see `planned`.
 
     check: called while waiting; it may raise an exception to stop the run. log: log callback. Raises ConfigError if a
     worker fits on no node, and NoRoom if the resources are not free within `engine.wait` seconds.
@@ -167,7 +190,7 @@ def take(engine: Engine, check: Callable[[], None], log: Callable[[str], None], 
     end = time.monotonic() + engine.wait
     waits = False
     while True:
-        placement = Placement(planned(engine, here))
+        placement = Placement(planned(engine, here), run_id)
         if placement.granted(max(0.0, min(TRY_SECONDS, end - time.monotonic()))):
             return placement
         lack = lacking(placement.spots)
