@@ -222,7 +222,11 @@ def _play(run_spec: RunSpec, stop: Callable[[], int], alone: bool) -> Generator[
         return tensors
     except RayTaskError as error:
         cause = error.cause if isinstance(error.cause, Exception) else error
-        if isinstance(cause, Interrupted) and not stop() and (lost := watch.lost()):
+        if isinstance(cause, Interrupted) and stop():
+            raise Interrupted(
+                stop()
+            ) from None  # the driver may have been asked by another signal, see `Watch.ask_driver`
+        if isinstance(cause, Interrupted) and (lost := watch.lost()):
             raise DriverDied(lost) from None  # for which the driver was asked to end
         raise cause from cause.__cause__
     except RayActorError as error:
