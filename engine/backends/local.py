@@ -12,8 +12,8 @@ from ..devices.faults import is_device_lost
 from ..errors import RAISED_BY_USERS, DeviceLost, FedFleetError, WorkerUnfit, type_and_first_line
 from ..memory import release_freed_memory
 from ..planning.kernel_proof import prove_here
+from ..rounds.pool import Failure, Outcome, Phase, Pool, failure_of
 from ..state.row_files import StateLayout
-from .base import Failure, Outcome, Phase, Pool, failure_of
 
 
 class LocalPool(Pool):

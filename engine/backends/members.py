@@ -45,8 +45,8 @@ from ..errors import Interrupted, type_and_first_line
 from ..methods.numbers import Path, differing
 from ..planning.as_written import FACTOR, ROUNDINGS
 from ..reduction.tree import TaskResult
+from ..rounds.pool import Outcome, Phase
 from ..state.row_files import StateLayout
-from .base import Outcome, Phase
 from .local import LocalPool
 
 

@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Round, Server
-from ..backends.base import Phase
 from ..cohorts.tasks import (
     MOST_TASKS,
     VERSIONS,
@@ -49,6 +48,7 @@ from ..reduction.round_totals import TIMES, RoundTotals
 from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
 from .aggregation import Aggregated, StageState
 from .driver import DataSummary, Driver
+from .pool import Phase
 
 WEIGHT = FACTS.index("weight")
 

@@ -22,7 +22,6 @@ from ...workloads.base import ClientIndex
 from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
 from ..aggregation.planning import largest_cohort, row_files
-from ..backends.base import Phase, Pool
 from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory
 from ..cohorts.samplers import norm_weights
@@ -59,6 +58,7 @@ from ..state.table import Table
 from ..user_code import plugin_errors
 from .aggregation import Aggregated, StageRunner, StageState
 from .divergence import check, growth_limit
+from .pool import Phase, Pool
 from .retry import Retry
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import Failure, Outcome, Phase, Pool
 from ..cohorts.tasks import TrainingTask
 from ..errors import BlockTooLarge, ClientFailed, EvaluationFailed, OutOfMemory
 from ..reduction.tree import PartialSum, TaskResult
+from .pool import Failure, Outcome, Phase, Pool
 
 Log = Callable[[str], None]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...workloads.base import Split
-from ..backends.base import Pool
 from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec
 from ..planning.autotune import measure
 from ..planning.data import checked_split
 from ..planning.execution_plan import plan_execution
+from ..rounds.pool import Pool
 from ..state.row_files import StateLayout
 
 

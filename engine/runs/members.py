@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from ...workloads.base import Split
-from ..backends.base import Pool
 from ..backends.members import Lockstep, Member, MemberPool
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec
@@ -17,6 +16,7 @@ from ..fleet.planner import build_sampler
 from ..methods.numbers import form
 from ..planning.data import checked_split, keep_partition
 from ..planning.execution_plan import asks_for_kernels, own_kernels
+from ..rounds.pool import Pool
 from ..state.row_files import StateLayout
 from .host import Host
 from .launch import execute

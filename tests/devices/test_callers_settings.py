@@ -19,7 +19,7 @@ from fedfleet.engine.api import new_run, rounds
 from fedfleet.engine.clients.modules import DrawRecorder, evaluating
 from fedfleet.engine.devices import settings
 from fedfleet.engine.devices.settings import applied, released
-from fedfleet.engine.rounds.expected_columns import columns
+from fedfleet.engine.runs.expected_columns import columns
 from fedfleet.engine.runs.members import execute_together
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import initial

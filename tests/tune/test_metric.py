@@ -11,7 +11,7 @@ import pytest
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.rounds.expected_columns import check_column, columns
+from fedfleet.engine.runs.expected_columns import check_column, columns
 from fedfleet.tune.files import load_data
 from fedfleet.tune.study.check import check
 from fedfleet.tune.study.spec import load

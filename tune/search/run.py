@@ -17,8 +17,8 @@ from ...engine.config.run_spec import RUN_ID
 from ...engine.config.schema import Experiment
 from ...engine.config.yaml_text import parse
 from ...engine.errors import ConfigError, FedFleetError, Interrupted, first_line
-from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.chart import needs
+from ...engine.runs.expected_columns import check_column
 from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import Stop, stopping

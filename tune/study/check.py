@@ -17,7 +17,7 @@ from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError
 from ...engine.planning.execution_plan import without_numbers
-from ...engine.rounds.expected_columns import check_column
+from ...engine.runs.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ..tracking.stores import store
 from .cells import Cell, cells, grid, levels, planned

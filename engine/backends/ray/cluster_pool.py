@@ -30,9 +30,9 @@ from ...config.schema import WorkerGroup
 from ...errors import NoRoom, RowsLost, WorkersLost, WorkersUnfit
 from ...methods.state_spec import StateSpec
 from ...reduction.tree import PartialSum, TaskResult
+from ...rounds.pool import Failure, Outcome, Phase, Pool
 from ...state.row_files import RowFiles
 from ...state.table import Table
-from ..base import Failure, Outcome, Phase, Pool
 from .links import ANSWER_SECONDS, Bell, Link, Listener, readable
 from .node_agent import Add, Begin, News, NodeAgent
 from .placement import Node, Placement, Spot, cluster, on_node, placed, wanted

@@ -32,11 +32,11 @@ from ...records.arrow_columns import to_arrow
 from ...records.event_log import EventLog
 from ...rounds.asynchronous import driver_of
 from ...rounds.driver import DataSummary, Event
+from ...rounds.pool import Pool
 from ...state.retention import discard
 from ...state.table import Table
 from ...stopping import on_signal
 from ...storage.lock import driver_lock
-from ..base import Pool
 from .cluster_pool import ClusterPool
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics

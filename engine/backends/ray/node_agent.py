@@ -22,9 +22,9 @@ from ...cohorts.tasks import Broadcast
 from ...config.run_spec import RunSpec
 from ...errors import WorkersLost, type_and_first_line
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
+from ...rounds.pool import Call, Failure
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ...stopping import on_signal
-from ..base import Call, Failure
 from .links import Address, Link
 from .scheduler import AHEAD
 from .worker_pool import Finished, Hooks, WorkerPool, WorkerRequest

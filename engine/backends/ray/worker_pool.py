@@ -31,8 +31,8 @@ from ...errors import NoRoom, WorkersLost, WorkersUnfit, WorkerUnfit
 from ...kernels.library import COMPILED
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...reduction.tree import Leaves, TaskResult
+from ...rounds.pool import Call, Failure, Outcome, Phase, Pool
 from ...state.row_files import StateLayout
-from ..base import Call, Failure, Outcome, Phase, Pool
 from .placement import Placement
 from .shared_memory import SharedMemory, nameless
 from .wakeup import WakeUp, wait_for

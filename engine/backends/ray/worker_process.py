@@ -32,9 +32,9 @@ from ...methods.state_spec import StateSpec
 from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
 from ...reduction.tree import TaskResult
+from ...rounds.pool import Call, Failure, failure_of
 from ...state.row_files import StateLayout
 from ...stopping import on_signal
-from ..base import Call, Failure, failure_of
 from .shared_memory import Address, SharedMemory, Spec
 from .wakeup import Ends, Listener
 

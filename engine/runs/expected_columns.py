@@ -15,8 +15,8 @@ from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Experiment, Local
 from ..devices.settings import applied
 from ..errors import ConfigError, FedFleetError, nearest
-from .asynchronous import driver_of
-from .driver import DataSummary
+from ..rounds.asynchronous import driver_of
+from ..rounds.driver import DataSummary
 
 ROWS = 256
 """Test rows that are evaluated, evenly spaced: metrics such as an AUC need several classes."""
