@@ -31,7 +31,7 @@ ROOMS = [
     "memory",
     "stopping",
     "storage",
-    "methods",
+    "method_form",
     "privacy",
     "config",
     "kernels",

@@ -27,7 +27,7 @@ from fedfleet.engine.cohorts import tasks
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.runs.result import Result

@@ -44,7 +44,7 @@ def trees(name: str, plugins: tuple[str, ...]) -> dict[str, str]:
     """`state`, `down` and `up` of a method with its default arguments; {} if it cannot be built without arguments."""
     from ..engine.config.run_spec import RunSpec
     from ..engine.errors import FedFleetError
-    from ..engine.methods.state_spec import StateSpec
+    from ..engine.method_form.state_spec import StateSpec
     from ..engine.user_code import plugin_errors
     from .files import load
 

@@ -19,8 +19,8 @@ from ..engine.config.differences import flatten
 from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
-from ..engine.methods.batch_norm import Buffered
-from ..engine.methods.state_spec import StateSpec
+from ..engine.method_form.batch_norm import Buffered
+from ..engine.method_form.state_spec import StateSpec
 from ..engine.records.lineage import lineage_of
 from ..engine.user_code import plugin_errors
 from .listing import columns

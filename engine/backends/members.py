@@ -42,7 +42,7 @@ from ..config.run_spec import RunSpec
 from ..devices import settings
 from ..devices.notes import as_facts
 from ..errors import Interrupted, type_and_first_line
-from ..methods.numbers import Path, differing
+from ..method_form.numbers import Path, differing
 from ..planning.as_written import FACTOR, ROUNDINGS
 from ..reduction.tree import TaskResult
 from ..rounds.pool import Outcome, Phase

@@ -22,7 +22,7 @@ from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import Chain, NotAChain, RowInputs, chain_from
 from ..kernels.library import NoKernels
 from ..kernels.operators import kernels, method_kernels
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from .recorded_step import Recording, StepRecorder, copy_into
 from .tape import Tapes
 

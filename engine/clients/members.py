@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..devices.transfer import to_device
 from ..kernels.block_convolutions import parsed
-from ..methods.numbers import Path, differing, form, identity, numbers, with_numbers
+from ..method_form.numbers import Path, differing, form, identity, numbers, with_numbers
 from ..reduction.tree import TaskResult
 from ..storage.sha256 import sha256_of_tensors
 from .batches import BlockForm

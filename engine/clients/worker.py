@@ -35,7 +35,7 @@ from ..fleet.planner import build_sampler
 from ..kernels.block_convolutions import parsed
 from ..kernels.library import COMPILED
 from ..kernels.operators import kernels
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
 from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout

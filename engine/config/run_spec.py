@@ -18,7 +18,7 @@ from ...algorithms.contract import Algorithm, Deferred, RunContext
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Split, Workload, check_index
 from ..errors import ConfigError
-from ..methods.batch_norm import Buffered
+from ..method_form.batch_norm import Buffered
 from ..storage.sha256 import sha256_of_tensors
 from ..user_code import plugin_errors
 from . import schedules

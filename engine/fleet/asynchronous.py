@@ -17,7 +17,7 @@ from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous, Federation, part_name
 from ..errors import ConfigError
 from ..memory import available_memory
-from ..methods.state_spec import StateSpec, traffic_columns
+from ..method_form.state_spec import StateSpec, traffic_columns
 from .contract import DeviceNumbers, Devices
 from .fleet import Fleet
 from .planner import LOST, STALE, USED, PlanState, Probe, RoundPlan, RoundPlanner, check_weights_by_steps, none_of

@@ -17,7 +17,7 @@ from ..config.registry import Registry
 from ..config.run_spec import RunSpec
 from ..config.schema import Local, Systems
 from ..errors import ConfigError
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from ..user_code import plugin_errors
 from .contract import Availability, DeviceNumbers, Devices, LocalWork, Unit, WorkRequest, keys, uniform
 

@@ -22,7 +22,7 @@ from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous, Federation, Local, Pace
 from ..errors import ConfigError
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from ..user_code import plugin_errors
 from .fleet import Fleet, Traffic, Visits, transfer_seconds
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..devices.transfer import to_device, to_host
 from ..kernels.operators import AT_ONCE, add_up
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from .tree import TreeNode, TreeReducer, TreeShape
 
 Allocator = Callable[[Sequence[tuple[int, ...]]], list[Tensor]]

@@ -33,7 +33,7 @@ from ..aggregation.vectors import (
 from ..cohorts.tasks import TrainingTask
 from ..config.run_spec import RunSpec
 from ..errors import ConfigError
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from ..reduction.round_totals import RoundTotals
 from ..state.retention import message_folder
 from .attacking import Forgery

@@ -41,7 +41,7 @@ from ..errors import ClientFailed
 from ..fleet.asynchronous import AsynchronousPlanner
 from ..fleet.planner import PlanState, RoundPlan
 from ..fleet.timeline import UNUSED, Job, Timeline
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from ..records.history import Record
 from ..reduction.accumulator import FACTS, added
 from ..reduction.round_totals import TIMES, RoundTotals

@@ -34,7 +34,7 @@ from ..errors import BlockTooLarge, ClientFailed, ConfigError, Diverged, FedFlee
 from ..fleet.asynchronous import planner_of
 from ..fleet.planner import PlanState, RoundPlan, RoundPlanner
 from ..memory import available_memory
-from ..methods.state_spec import StateSpec, traffic_columns
+from ..method_form.state_spec import StateSpec, traffic_columns
 from ..planning.execution_plan import write_plan
 from ..records.history import UNTRAINED, Event, History, Record
 from ..records.lineage import lineage_of

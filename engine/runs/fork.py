@@ -27,7 +27,7 @@ from ..config.schema import experiment as validated
 from ..devices.settings import applied
 from ..errors import ConfigError
 from ..fleet.planner import PlanState, build_sampler, first_plan_state
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from ..records.lineage import Lineage, lineage_of, write_lineage
 from ..rounds.aggregation import StageRunner
 from ..rounds.defence import StageState

@@ -31,7 +31,7 @@ from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning
 from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.library import COMPILED, NoKernels, library
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
 from ..rounds.asynchronous import driver_of

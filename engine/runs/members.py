@@ -13,7 +13,7 @@ from ..backends.members import Lockstep, Member, MemberPool
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec
 from ..fleet.planner import build_sampler
-from ..methods.numbers import form
+from ..method_form.numbers import form
 from ..planning.data import checked_split, keep_partition
 from ..planning.execution_plan import asks_for_kernels, own_kernels
 from ..rounds.pool import Pool

@@ -15,7 +15,7 @@ from ..config.differences import differences
 from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous
 from ..errors import ConfigError, StoreFull
-from ..methods.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec
 from ..storage.atomic_write import release, reserve
 from ..storage.lock import LAUNCHER
 from ..storage.object_store import Folder

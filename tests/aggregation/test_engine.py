@@ -16,7 +16,7 @@ from fedfleet.engine.config.registry import resolve, signature
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.result import Result
 from tests.faults.runs import cohort_of, plan, rule, setting
 

@@ -30,7 +30,7 @@ from fedfleet.engine.aggregation.vectors import vector_leaves, with_vector_leave
 from fedfleet.engine.api import run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.reduction.accumulator import block_sums
 from fedfleet.engine.reduction.round_totals import RoundTotals
 from fedfleet.engine.rounds.aggregation import StageRunner

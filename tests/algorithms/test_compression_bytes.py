@@ -26,7 +26,7 @@ from fedfleet.algorithms.fedmud_f import fedmud_f
 from fedfleet.algorithms.fedpara import fedpara
 from fedfleet.algorithms.parts.compression import Compressed, Factoring
 from fedfleet.algorithms.tree import Tree
-from fedfleet.engine.methods.state_spec import StateSpec, without_known
+from fedfleet.engine.method_form.state_spec import StateSpec, without_known
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import initial
 from fedfleet.workloads.convolutional import Cnn4

@@ -26,7 +26,7 @@ from fedfleet.algorithms.parts.adapted import LastTwo
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.scaffold_m import scaffold_m
 from fedfleet.algorithms.scaffold_vr import scaffold_vr
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec
 from tests.algorithms.driver import Step, arrays, play, tree
 from tests.algorithms.problems import Quadratic, partial
 from tests.reference import server_adaptive as reference

@@ -17,7 +17,7 @@ from fedfleet.engine.backends.ray.task_splitting import branches_of, split_tasks
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of
 from fedfleet.engine.config.schema import Engine, WorkerGroup
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.reduction.tree import TaskResult, TreeReducer, TreeShape, add_results
 from fedfleet.engine.state.table import Table
 

@@ -14,7 +14,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.tune.show import compression
 from fedfleet.workloads import counted

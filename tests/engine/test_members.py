@@ -22,7 +22,7 @@ from fedfleet.engine.clients.members import MembersPublic, MembersTrainer, evalu
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Checkpoint, Engine, Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged, EvaluationFailed, Interrupted
-from fedfleet.engine.methods.numbers import differing, form, numbers, with_numbers
+from fedfleet.engine.method_form.numbers import differing, form, numbers, with_numbers
 from fedfleet.engine.planning.execution_plan import candidates
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.members import SharedHost, execute_together

@@ -21,7 +21,7 @@ from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
 from fedfleet.engine.clients.random_generators import equal
 from fedfleet.engine.clients.tape import MORE_ROUNDS, PROOFS, Tapes
 from fedfleet.engine.config.schema import Experiment
-from fedfleet.engine.methods.numbers import numbers
+from fedfleet.engine.method_form.numbers import numbers
 from fedfleet.engine.runs.launch import prepare
 
 from ..test_conformance import spec as with_arguments

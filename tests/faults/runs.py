@@ -18,7 +18,7 @@ from fedfleet.engine import run
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.state.row_files import locate, paths, width
 

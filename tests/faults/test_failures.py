@@ -20,7 +20,7 @@ from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks
 from fedfleet.engine.config.schema import Evaluate, experiment
 from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, WorkersLost
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.launch import new_run_id, prepare
 from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.state.checkpoint import read

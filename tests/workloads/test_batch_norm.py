@@ -18,8 +18,8 @@ from fedfleet.engine.api import run
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, Local, experiment
-from fedfleet.engine.methods.batch_norm import Buffered, join_trees, split_tree
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.method_form.batch_norm import Buffered, join_trees, split_tree
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Model, Stateless, buffers_of
 from fedfleet.workloads.convolutional import Cnn4, ResNet18

@@ -28,7 +28,7 @@ from ...cohorts.tasks import TrainingTask
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, RowsLost, WorkersLost, WorkersUnfit
-from ...methods.state_spec import StateSpec
+from ...method_form.state_spec import StateSpec
 from ...reduction.tree import PartialSum, TaskResult
 from ...rounds.pool import Failure, Outcome, Phase, Pool
 from ...state.row_files import RowFiles

@@ -28,7 +28,7 @@ from ...devices.faults import is_device_lost
 from ...devices.memory import bound_memory
 from ...errors import LONGEST_TRACEBACK, RAISED_BY_USERS, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
-from ...methods.state_spec import StateSpec
+from ...method_form.state_spec import StateSpec
 from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
 from ...reduction.tree import TaskResult
