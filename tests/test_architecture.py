@@ -35,7 +35,7 @@ ROOMS = [
     "privacy",
     "config",
     "kernels",
-    "devices",
+    "accelerators",
     "reduction",
     "cohorts",
     "fleet",

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from ..accelerators.faults import is_device_lost
 from ..clients.worker import Data, Worker
 from ..config.run_spec import RunSpec
-from ..devices.faults import is_device_lost
 from ..errors import RAISED_BY_USERS, DeviceLost, FedFleetError, WorkerUnfit, type_and_first_line
 from ..memory import release_freed_memory
 from ..planning.kernel_proof import prove_here

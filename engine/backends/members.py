@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..accelerators import settings
+from ..accelerators.notes import as_facts
 from ..clients.batches import Draws
 from ..clients.evaluation import LossProbe
 from ..clients.members import (
@@ -39,8 +41,6 @@ from ..clients.members import (
 )
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec
-from ..devices import settings
-from ..devices.notes import as_facts
 from ..errors import Interrupted, type_and_first_line
 from ..method_form.numbers import Path, differing
 from ..planning.as_written import FACTOR, ROUNDINGS

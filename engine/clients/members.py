@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from ..accelerators.transfer import to_device
 from ..cohorts.tasks import Broadcast, TrainingTask
-from ..devices.transfer import to_device
 from ..kernels.block_convolutions import parsed
 from ..method_form.numbers import Path, differing, form, identity, numbers, with_numbers
 from ..reduction.tree import TaskResult

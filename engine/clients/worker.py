@@ -20,17 +20,17 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Message
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex, Columns, Params
+from ..accelerators.columns import DeviceColumns
+from ..accelerators.memory import row_budget
+from ..accelerators.notes import as_facts
+from ..accelerators.settings import kernels_without_form
+from ..accelerators.transfer import to_device
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, leaves_messages_alone, trusted_examples
 from ..aggregation.vectors import vector_leaves, with_vector_leaves
 from ..cohorts.tasks import VERSIONS, Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous, Local
-from ..devices.columns import DeviceColumns
-from ..devices.memory import row_budget
-from ..devices.notes import as_facts
-from ..devices.settings import kernels_without_form
-from ..devices.transfer import to_device
 from ..fleet.planner import build_sampler
 from ..kernels.block_convolutions import parsed
 from ..kernels.library import COMPILED

@@ -12,13 +12,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...workloads.base import Split
+from ..accelerators.memory import allocated_memory, free_memory, peak_memory
 from ..clients.recorded_step import PROVEN_ROUNDS
 from ..clients.worker import Data, Worker
 from ..cohorts import sampling
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
-from ..devices.memory import allocated_memory, free_memory, peak_memory
 from ..errors import RAISED_BY_USERS
 from ..kernels.block_convolutions import parsed
 from ..kernels.library import COMPILED

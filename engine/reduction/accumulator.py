@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..devices.transfer import to_device, to_host
+from ..accelerators.transfer import to_device, to_host
 from ..kernels.operators import AT_ONCE, add_up
 from ..method_form.state_spec import StateSpec
 from .tree import TreeNode, TreeReducer, TreeShape

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex
+from ..accelerators.notes import notes_in
 from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
 from ..aggregation.planning import largest_cohort, row_files
@@ -29,7 +30,6 @@ from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_
 from ..config.memory_errors import memory_remedy
 from ..config.network import wider_than
 from ..config.run_spec import ExecutionPlan, RunSpec
-from ..devices.notes import notes_in
 from ..errors import BlockTooLarge, ClientFailed, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..fleet.asynchronous import planner_of
 from ..fleet.planner import PlanState, RoundPlan, RoundPlanner

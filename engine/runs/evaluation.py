@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..accelerators.settings import computing
 from ..clients.evaluation import Models, TestSlice, evaluate_clients, evaluate_test_rows, evaluation_columns
 from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts.tasks import tree_shape
 from ..config.run_spec import RunSpec
 from ..config.schema import Experiment
-from ..devices.settings import computing
 from ..errors import ConfigError
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..reduction.tree import TaskResult

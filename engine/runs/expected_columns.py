@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...workloads.base import Classification, ClientIndex, Split
+from ..accelerators.settings import applied
 from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Experiment, Local
-from ..devices.settings import applied
 from ..errors import ConfigError, FedFleetError, nearest
 from ..rounds.asynchronous import driver_of
 from ..rounds.driver import DataSummary

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Server
+from ..accelerators.settings import applied
 from ..config.forkable import fork_changes
 from ..config.run_spec import RunSpec
 from ..config.schema import PARTS, Asynchronous, Experiment, part_name
 from ..config.schema import experiment as validated
-from ..devices.settings import applied
 from ..errors import ConfigError
 from ..fleet.planner import PlanState, build_sampler, first_plan_state
 from ..method_form.state_spec import StateSpec

@@ -17,6 +17,8 @@ from torch import Tensor
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
 from ...workloads.base import Classification, Workload, taken_notes
+from ..accelerators import settings
+from ..accelerators.memory import bounded_memory
 from ..aggregation.planning import check_stage
 from ..clients.worker import Data
 from ..config import memory_errors
@@ -24,8 +26,6 @@ from ..config.held_out import unused_rows
 from ..config.limits import check_folder
 from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import Experiment
-from ..devices import settings
-from ..devices.memory import bounded_memory
 from ..errors import ConfigError, Interrupted
 from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning

@@ -23,7 +23,7 @@ import xxhash
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..devices.transfer import to_device
+from ..accelerators.transfer import to_device
 from ..storage.plain_files import open_plain
 
 DIGEST = 16

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from fedfleet.engine import run
+from fedfleet.engine.accelerators import settings
+from fedfleet.engine.accelerators.settings import applied, released
 from fedfleet.engine.api import new_run, rounds
 from fedfleet.engine.clients.modules import DrawRecorder, evaluating
-from fedfleet.engine.devices import settings
-from fedfleet.engine.devices.settings import applied, released
 from fedfleet.engine.runs.expected_columns import columns
 from fedfleet.engine.runs.members import execute_together
 from fedfleet.workloads import counted

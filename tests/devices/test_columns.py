@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedfleet.engine.accelerators.columns import DeviceColumns, byte_count
 from fedfleet.engine.api import run
 from fedfleet.engine.clients import worker
-from fedfleet.engine.devices.columns import DeviceColumns, byte_count
 
 from ..faults.runs import same
 from ..test_conformance import few

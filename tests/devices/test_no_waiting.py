@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tree import Tree
+from fedfleet.engine.accelerators.transfer import to_device
 from fedfleet.engine.clients import local_training
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.config.run_spec import RunSpec
-from fedfleet.engine.devices.transfer import to_device
 from fedfleet.engine.reduction.accumulator import Accumulator
 from fedfleet.workloads.base import Model
 from fedfleet.workloads.convolutional import Dropout

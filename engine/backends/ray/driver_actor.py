@@ -16,12 +16,12 @@ from ray.util.placement_group import get_current_placement_group
 from torch import Tensor
 
 from ....workloads.base import Columns, taken_notes
+from ...accelerators.memory import bounded_memory
+from ...accelerators.settings import computing
 from ...cohorts.tasks import steps_of
 from ...config.held_out import unused_rows
 from ...config.run_spec import RunSpec
 from ...config.schema import Asynchronous
-from ...devices.memory import bounded_memory
-from ...devices.settings import computing
 from ...errors import ConfigError, DriverDied, Interrupted, InUse, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import why_no_kernels

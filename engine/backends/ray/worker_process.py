@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ....workloads.base import ClientIndex
+from ...accelerators import settings
+from ...accelerators.faults import is_device_lost
+from ...accelerators.memory import bound_memory
 from ...aggregation.planning import collects, result_bytes
 from ...aggregation.vectors import vector_leaves
 from ...clients.worker import Data, Worker
 from ...cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, PackedTasks, most_blocks
 from ...config.run_spec import RunSpec
 from ...config.schema import Asynchronous
-from ...devices import settings
-from ...devices.faults import is_device_lost
-from ...devices.memory import bound_memory
 from ...errors import LONGEST_TRACEBACK, RAISED_BY_USERS, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
 from ...method_form.state_spec import StateSpec
