@@ -7,11 +7,11 @@ from ...workloads.entry import Entry
 _HERE = "fedfleet.engine.fleet."
 
 DEVICES = {
-    "lognormal": Entry(_HERE + "devices:lognormal", "log-normal speeds and bandwidths"),
-    "equal": Entry(_HERE + "devices:equal", "the same device for all"),
-    "phones": Entry(_HERE + "devices:phones", "phones with the percentiles of published measurements"),
-    "drawn": Entry(_HERE + "devices:Drawn", "speeds, bandwidths and memory from distributions"),
-    "table": Entry(_HERE + "devices:Table", "the devices of a Parquet file"),
+    "lognormal": Entry(_HERE + "client_devices:lognormal", "log-normal speeds and bandwidths"),
+    "equal": Entry(_HERE + "client_devices:equal", "the same device for all"),
+    "phones": Entry(_HERE + "client_devices:phones", "phones with the percentiles of published measurements"),
+    "drawn": Entry(_HERE + "client_devices:Drawn", "speeds, bandwidths and memory from distributions"),
+    "table": Entry(_HERE + "client_devices:Table", "the devices of a Parquet file"),
 }
 
 DISTRIBUTIONS = {
