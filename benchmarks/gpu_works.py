@@ -19,8 +19,8 @@ from fedfleet.tune.bench.works import FEDERATIONS as CPU_FEDERATIONS
 from fedfleet.tune.bench.works import WORKLOADS as CPU_WORKLOADS
 from fedfleet.tune.bench.works import ColourNoise, Noise
 from fedfleet.workloads.base import Model
-from fedfleet.workloads.recurrent import Lstm
-from fedfleet.workloads.transformer import Vit
+from fedfleet.workloads.models.recurrent import Lstm
+from fedfleet.workloads.models.transformer import Vit
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch
 import yaml
 
 import fedfleet
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Mlp
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Mlp
 
 ROOT = Path(__file__).parents[1]
 API = ROOT / "src/fedfleet/__init__.py"

@@ -32,8 +32,8 @@ from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.base import ClientIndex, Model, Partition
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Mlp
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Mlp
 from tests.algorithms.driver import run as play
 from tests.algorithms.driver import tree
 from tests.algorithms.problems import Quadratic, partial

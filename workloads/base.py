@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import counted
-from .cells import check_finite, labels_of
+from .files.cells import check_finite, labels_of
 from .metrics import auc
 
 PASS_OVER: ContextVar[bool] = ContextVar("PASS_OVER", default=False)
@@ -371,8 +371,8 @@ def buffers_of(module: nn.Module) -> tuple[str, ...]:
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise ValueError(
-                f"running statistics must belong to fedfleet.workloads.norms.BatchNorm, which the server averages, got "
-                f"torch's BatchNorm in {name}; replace it, or take nn.GroupNorm"
+                "running statistics must belong to fedfleet.workloads.models.norms.BatchNorm, which the server "
+                f"averages, got torch's BatchNorm in {name}; replace it, or take nn.GroupNorm"
             )
     return tuple(name for name, _, _ in statistics(module))
 

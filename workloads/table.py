@@ -8,78 +8,99 @@ from .entry import Entry
 _HERE = "fedfleet.workloads."
 
 WORKLOADS = {
-    "digits": Entry(_HERE + "digits:Digits", "scikit-learn's digits, 8 x 8, 10 classes; no download"),
-    "fashion_mnist": Entry(_HERE + "fashion_mnist:FashionMnist", "FashionMNIST, 28 x 28, 10 classes; from data_root"),
-    "mnist": Entry(_HERE + "mnist:Mnist", "MNIST, 28 x 28, 10 classes, by writer; from data_root"),
-    "cifar10": Entry(_HERE + "cifar:Cifar10", "CIFAR-10, 32 x 32 colour, 10 classes; from data_root"),
-    "cifar100": Entry(_HERE + "cifar:Cifar100", "CIFAR-100, 32 x 32 colour, 100 classes; from data_root"),
-    "svhn": Entry(_HERE + "svhn:Svhn", "SVHN, 32 x 32 colour, 10 classes; from data_root, needs scipy"),
+    "digits": Entry(_HERE + "data.digits:Digits", "scikit-learn's digits, 8 x 8, 10 classes; no download"),
+    "fashion_mnist": Entry(
+        _HERE + "data.fashion_mnist:FashionMnist", "FashionMNIST, 28 x 28, 10 classes; from data_root"
+    ),
+    "mnist": Entry(_HERE + "data.mnist:Mnist", "MNIST, 28 x 28, 10 classes, by writer; from data_root"),
+    "cifar10": Entry(_HERE + "data.cifar:Cifar10", "CIFAR-10, 32 x 32 colour, 10 classes; from data_root"),
+    "cifar100": Entry(_HERE + "data.cifar:Cifar100", "CIFAR-100, 32 x 32 colour, 100 classes; from data_root"),
+    "svhn": Entry(_HERE + "data.svhn:Svhn", "SVHN, 32 x 32 colour, 10 classes; from data_root, needs scipy"),
     "tiny_imagenet": Entry(
-        _HERE + "tiny_imagenet:TinyImagenet", "Tiny ImageNet, 64 x 64 colour, 200 classes; from data_root"
+        _HERE + "data.tiny_imagenet:TinyImagenet", "Tiny ImageNet, 64 x 64 colour, 200 classes; from data_root"
     ),
-    "femnist": Entry(_HERE + "femnist:Femnist", "FEMNIST, 28 x 28, 62 classes, by writer; LEAF's files in data_root"),
+    "femnist": Entry(
+        _HERE + "data.femnist:Femnist", "FEMNIST, 28 x 28, 62 classes, by writer; LEAF's files in data_root"
+    ),
     "shakespeare": Entry(
-        _HERE + "shakespeare:Shakespeare", "the next of 79 characters, by speaking role; LEAF's files in data_root"
+        _HERE + "data.shakespeare:Shakespeare", "the next of 79 characters, by speaking role; LEAF's files in data_root"
     ),
-    "sst2": Entry(_HERE + "sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
-    "sentiment140": Entry(_HERE + "sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
-    "yelp": Entry(_HERE + "sentiment:Yelp", "Yelp reviews, by business category; from data_root"),
-    "imdb": Entry(_HERE + "sentiment:Imdb", "IMDB film reviews; from data_root"),
-    "parquet": Entry(_HERE + "parquet:Parquet", "your own Parquet files: numbers or pictures, labels, clients"),
-    "parquet_text": Entry(_HERE + "sentiment:ParquetText", "your own Parquet files: texts, labels, clients"),
-    "idx": Entry(_HERE + "idx_files:IdxFiles", "your own idx files, the format of MNIST: images, labels"),
-    "quadratic": Entry(_HERE + "quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
-    "linear": Entry(_HERE + "regression:Linear", "linear regression in 1,000 unknowns, one solution for all clients"),
+    "sst2": Entry(_HERE + "data.sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
+    "sentiment140": Entry(_HERE + "data.sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
+    "yelp": Entry(_HERE + "data.sentiment:Yelp", "Yelp reviews, by business category; from data_root"),
+    "imdb": Entry(_HERE + "data.sentiment:Imdb", "IMDB film reviews; from data_root"),
+    "parquet": Entry(_HERE + "data.parquet:Parquet", "your own Parquet files: numbers or pictures, labels, clients"),
+    "parquet_text": Entry(_HERE + "data.sentiment:ParquetText", "your own Parquet files: texts, labels, clients"),
+    "idx": Entry(_HERE + "data.idx_files:IdxFiles", "your own idx files, the format of MNIST: images, labels"),
+    "quadratic": Entry(_HERE + "problems.quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
+    "linear": Entry(
+        _HERE + "problems.regression:Linear", "linear regression in 1,000 unknowns, one solution for all clients"
+    ),
     "logistic": Entry(
-        _HERE + "regression:Synthetic", "synthetic classes; clients differ by alpha (labels) and beta (inputs)"
+        _HERE + "problems.regression:Synthetic", "synthetic classes; clients differ by alpha (labels) and beta (inputs)"
     ),
-    "noisy": Entry(_HERE + "noisy:Noisy", "another workload (of) with noise in gradients, labels or inputs"),
-    "regularised": Entry(_HERE + "regularised:Regularised", "another workload (of) with coupled weight decay"),
-    "auc": Entry(_HERE + "auc:Auc", "min-max: AUC of one class against the rest, over a classification workload (of)"),
+    "noisy": Entry(_HERE + "wrappers.noisy:Noisy", "another workload (of) with noise in gradients, labels or inputs"),
+    "regularised": Entry(_HERE + "wrappers.regularised:Regularised", "another workload (of) with coupled weight decay"),
+    "auc": Entry(
+        _HERE + "problems.auc:Auc", "min-max: AUC of one class against the rest, over a classification workload (of)"
+    ),
     "robust": Entry(
-        _HERE + "robust:Robust", "min-max: adversarial weights of classes, over a classification workload (of)"
+        _HERE + "problems.robust:Robust", "min-max: adversarial weights of classes, over a classification workload (of)"
     ),
     "label_flipped": Entry(
-        _HERE + "poisoned:LabelFlipped", "another workload (of) in which some clients' labels are flipped"
+        _HERE + "wrappers.poisoned:LabelFlipped", "another workload (of) in which some clients' labels are flipped"
     ),
     "gradients_flipped": Entry(
-        _HERE + "poisoned:GradientsFlipped", "another workload (of) in which some clients' gradients are negated"
+        _HERE + "wrappers.poisoned:GradientsFlipped",
+        "another workload (of) in which some clients' gradients are negated",
     ),
     "backdoored": Entry(
-        _HERE + "poisoned:Backdoored", "another workload (of) in which some clients' rows have a trigger"
+        _HERE + "wrappers.poisoned:Backdoored", "another workload (of) in which some clients' rows have a trigger"
     ),
-    "saddle": Entry(_HERE + "saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL with copies"),
+    "saddle": Entry(
+        _HERE + "problems.saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL with copies"
+    ),
 }
 
 MODELS = {
-    "logistic": Entry(_HERE + "models:Logistic", "one linear layer"),
-    "mlp": Entry(_HERE + "models:Mlp", "linear layers with ReLU; hidden: their widths"),
-    "lenet": Entry(_HERE + "models:LeNet", "LeNet-5 with ReLU and max pooling"),
-    "cnn4": Entry(_HERE + "convolutional:Cnn4", "4 convolutions, 32 to 256 channels, BatchNorm"),
-    "cnn8": Entry(_HERE + "convolutional:Cnn8", "8 convolutions, 32 to 256 channels, BatchNorm"),
-    "cnn10": Entry(_HERE + "convolutional:Cnn10", "10 convolutions, 32 to 512 channels, BatchNorm"),
-    "femnist_cnn": Entry(_HERE + "convolutional:FemnistCnn", "2 convolutions and a linear layer of 128, for FEMNIST"),
-    "resnet18": Entry(_HERE + "convolutional:ResNet18", "ResNet-18 with GroupNorm or BatchNorm and the stem for CIFAR"),
-    "vit": Entry(_HERE + "transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
-    "rnn": Entry(_HERE + "recurrent:Rnn", "tanh cells over a text, maximum over time, 300 -> 4096 -> classes"),
-    "lstm": Entry(_HERE + "recurrent:Lstm", "LSTM cells over a text, last output"),
+    "logistic": Entry(_HERE + "models.small:Logistic", "one linear layer"),
+    "mlp": Entry(_HERE + "models.small:Mlp", "linear layers with ReLU; hidden: their widths"),
+    "lenet": Entry(_HERE + "models.small:LeNet", "LeNet-5 with ReLU and max pooling"),
+    "cnn4": Entry(_HERE + "models.convolutional:Cnn4", "4 convolutions, 32 to 256 channels, BatchNorm"),
+    "cnn8": Entry(_HERE + "models.convolutional:Cnn8", "8 convolutions, 32 to 256 channels, BatchNorm"),
+    "cnn10": Entry(_HERE + "models.convolutional:Cnn10", "10 convolutions, 32 to 512 channels, BatchNorm"),
+    "femnist_cnn": Entry(
+        _HERE + "models.convolutional:FemnistCnn", "2 convolutions and a linear layer of 128, for FEMNIST"
+    ),
+    "resnet18": Entry(
+        _HERE + "models.convolutional:ResNet18", "ResNet-18 with GroupNorm or BatchNorm and the stem for CIFAR"
+    ),
+    "vit": Entry(_HERE + "models.transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
+    "rnn": Entry(_HERE + "models.recurrent:Rnn", "tanh cells over a text, maximum over time, 300 -> 4096 -> classes"),
+    "lstm": Entry(_HERE + "models.recurrent:Lstm", "LSTM cells over a text, last output"),
 }
 
 PARTITIONS = {
-    "iid": Entry(_HERE + "partitions:Iid", "equal parts at random"),
+    "iid": Entry(_HERE + "partitions.standard:Iid", "equal parts at random"),
     "dirichlet": Entry(
-        _HERE + "partitions:Dirichlet", "label skew: each class is divided by Dirichlet(beta) proportions"
+        _HERE + "partitions.standard:Dirichlet", "label skew: each class is divided by Dirichlet(beta) proportions"
     ),
-    "shards": Entry(_HERE + "partitions:Shards", "label skew: rows sorted by label, per_client shards for each client"),
+    "shards": Entry(
+        _HERE + "partitions.standard:Shards", "label skew: rows sorted by label, per_client shards for each client"
+    ),
     "dirichlet_prior": Entry(
-        _HERE + "skew:DirichletPrior", "label skew: each client draws Dirichlet(beta) proportions; equal sizes"
+        _HERE + "partitions.skew:DirichletPrior",
+        "label skew: each client draws Dirichlet(beta) proportions; equal sizes",
     ),
     "labels": Entry(
-        _HERE + "skew:Labels", "label skew: per_client labels for each client, least used first or as in NIID-Bench"
+        _HERE + "partitions.skew:Labels",
+        "label skew: per_client labels for each client, least used first or as in NIID-Bench",
     ),
-    "quantity": Entry(_HERE + "skew:Quantity", "size skew: shares of all rows drawn from Dirichlet(beta)"),
-    "natural": Entry(_HERE + "natural:Natural", "the natural clients of the data set: writers, roles, users"),
+    "quantity": Entry(_HERE + "partitions.skew:Quantity", "size skew: shares of all rows drawn from Dirichlet(beta)"),
+    "natural": Entry(
+        _HERE + "partitions.natural:Natural", "the natural clients of the data set: writers, roles, users"
+    ),
     "positive_ratio": Entry(
-        _HERE + "skew:PositiveRatio", "rare positives: their share among all rows, or for each client"
+        _HERE + "partitions.skew:PositiveRatio", "rare positives: their share among all rows, or for each client"
     ),
 }

@@ -30,7 +30,7 @@ TRIALS = 3
 may have drawn."""
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-KEYED = "fedfleet.workloads.convolutional.Dropout"
+KEYED = "fedfleet.workloads.models.convolutional.Dropout"
 OWN = "a subclass of fedfleet.workloads.base.Keyed that draws from counted.uniform(self.key, count)"
 
 

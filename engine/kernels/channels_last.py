@@ -20,7 +20,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...workloads.derivatives import first_derivatives_only
+from ...workloads.models.derivatives import first_derivatives_only
 from .arguments import padding_of, supported_alone
 from .fused_pooling import batch_norm, torch_batch_norm
 from .minimal_filtering import MinimalFiltering, pays

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from ...workloads.derivatives import first_derivatives_only
+from ...workloads.models.derivatives import first_derivatives_only
 from .arguments import pools_two_by_two, supported_alone
 from .library import call
 

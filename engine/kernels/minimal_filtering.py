@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...workloads.derivatives import first_derivatives_only
+from ...workloads.models.derivatives import first_derivatives_only
 from .library import call
 
 FEWEST_CHANNELS = 16

@@ -20,7 +20,7 @@ from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.reduction.accumulator import Accumulator
 from fedfleet.workloads.base import Model
-from fedfleet.workloads.convolutional import Dropout
+from fedfleet.workloads.models.convolutional import Dropout
 
 from ..test_conformance import Few, few
 from .checker import META, NoCopies, Waits, on_meta

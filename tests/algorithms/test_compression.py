@@ -32,7 +32,7 @@ from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.tree import Layout, Tree
 from fedfleet.workloads import counted
-from fedfleet.workloads.convolutional import Cnn4, Cnn10
+from fedfleet.workloads.models.convolutional import Cnn4, Cnn10
 from tests.algorithms.compressed import COHORTS, PROBLEM, STEPS, build, trained
 from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic

@@ -33,10 +33,10 @@ from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.restore import bring
 from fedfleet.engine.runs.result import Result
 from fedfleet.tune.show import describe
-from fedfleet.workloads.auc import Auc
 from fedfleet.workloads.base import Classification, ClientIndex, Columns, Model, Partition, initial
-from fedfleet.workloads.noisy import Noisy
-from fedfleet.workloads.norms import BatchNorm
+from fedfleet.workloads.models.norms import BatchNorm
+from fedfleet.workloads.problems.auc import Auc
+from fedfleet.workloads.wrappers.noisy import Noisy
 from tests.test_conformance import SETTINGS
 
 SIZES = 5, 12, 20

@@ -36,9 +36,9 @@ from fedfleet.workloads.base import (
     Partition,
     cross_entropy,
 )
-from fedfleet.workloads.convolutional import Dropout
-from fedfleet.workloads.norms import BatchNorm
-from fedfleet.workloads.robust import Robust
+from fedfleet.workloads.models.convolutional import Dropout
+from fedfleet.workloads.models.norms import BatchNorm
+from fedfleet.workloads.problems.robust import Robust
 
 from .test_execution_plan import played
 

@@ -21,7 +21,7 @@ from fedfleet.engine.rounds.driver import DataSummary
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import ClientIndex, Split
-from fedfleet.workloads.quadratic import Quadratic
+from fedfleet.workloads.problems.quadratic import Quadratic
 
 from ..reference.asynchronous import Reference, scalar_descent, scalar_fednova
 from .setups import driver_on_ray

@@ -31,8 +31,8 @@ from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.base import ClientIndex, Columns, Model, Partition
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Logistic, Mlp
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Logistic, Mlp
 from tests.engine.test_compressed import Pictures
 
 torch.set_num_threads(1)

@@ -19,8 +19,8 @@ from fedfleet.engine.runs.launch import prepare
 from fedfleet.tune.show import compression
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Classification, Model, Partition
-from fedfleet.workloads.convolutional import Cnn4
-from fedfleet.workloads.partitions import Iid
+from fedfleet.workloads.models.convolutional import Cnn4
+from fedfleet.workloads.partitions.standard.even import Iid
 
 TOLERANCE = 1e-7
 

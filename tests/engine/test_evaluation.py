@@ -19,14 +19,14 @@ from fedfleet.engine.clients.evaluation import client_columns, client_groups
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.workloads.base import ClientIndex
-from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.data.parquet import Parquet
+from fedfleet.workloads.data.shakespeare import Shakespeare
 from fedfleet.workloads.metrics import perplexity
-from fedfleet.workloads.models import Mlp
-from fedfleet.workloads.noisy import Noisy
-from fedfleet.workloads.parquet import Parquet
-from fedfleet.workloads.partitions import Dirichlet
-from fedfleet.workloads.quadratic import Quadratic
-from fedfleet.workloads.shakespeare import Shakespeare
+from fedfleet.workloads.models.small.small import Mlp
+from fedfleet.workloads.partitions.standard.even import Dirichlet
+from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.wrappers.noisy import Noisy
 
 ROWS, TESTS = 120, 57
 

@@ -21,9 +21,9 @@ from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schedules import resolve
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.noisy import Noisy
-from fedfleet.workloads.quadratic import Quadratic
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.wrappers.noisy import Noisy
 
 SGD = {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}
 
@@ -145,7 +145,7 @@ def test_a_loss_that_is_no_number_at_the_first_model():
 
 
 def test_a_few_clients_whose_rows_are_wrong():
-    from fedfleet.workloads.partitions import Shards
+    from fedfleet.workloads.partitions.standard.even import Shards
 
     workload = Lossy(bad=(3,), partition=Shards(1))
     data = plan(workload)

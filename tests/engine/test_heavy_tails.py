@@ -15,8 +15,8 @@ import pytest
 from fedfleet.algorithms.fedmuon_ma import local_steps
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
-from fedfleet.workloads.noisy import Noisy
-from fedfleet.workloads.quadratic import Quadratic
+from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.wrappers.noisy import Noisy
 
 CLIENTS = 8
 

@@ -21,9 +21,9 @@ from fedfleet.engine.records.partition_file import partition_digest
 from fedfleet.engine.runs.result import Result
 from fedfleet.tune.partition import PartitionSummary, table_of
 from fedfleet.workloads.base import ClientIndex
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.partitions import Dirichlet, Iid
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid
 
 ROWS, TESTS, OWNERS = 240, 40, 15
 

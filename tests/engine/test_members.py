@@ -212,7 +212,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedfleet.workloads.base import Model
-from fedfleet.workloads.norms import BatchNorm
+from fedfleet.workloads.models.norms import BatchNorm
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def test_a_report_that_fails_for_one_member_fails_for_that_one(passes, tmp_path)
 PICKY = """
 from dataclasses import dataclass
 
-from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.data.digits import Digits
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def distance(method: dict[str, Any], rounds: int, seed: int) -> float:
 
 @functools.cache
 def start(seed: int) -> float:
-    from fedfleet.workloads.saddle import Saddle
+    from fedfleet.workloads.problems.saddle import Saddle
 
     return float(np.linalg.norm(Saddle(condition=4.0).system(seed, 8).solution))
 

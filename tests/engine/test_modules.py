@@ -20,11 +20,11 @@ from fedfleet.engine.clients.modules import evaluating
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.result import Result
-from fedfleet.workloads.auc import Auc
 from fedfleet.workloads.base import Model, Params, Stateless, Workload, cross_entropy
-from fedfleet.workloads.convolutional import Dropout
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.noisy import Noisy
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.convolutional import Dropout
+from fedfleet.workloads.problems.auc import Auc
+from fedfleet.workloads.wrappers.noisy import Noisy
 
 
 class Body(nn.Module):

@@ -56,8 +56,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 from fedfleet.workloads.base import Classification, Model, Partition, ClientIndex
-from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.partitions import Iid
+from fedfleet.workloads.models.small import Logistic
+from fedfleet.workloads.partitions.standard import Iid
 
 @dataclass(frozen=True)
 class Bars(Classification):
@@ -190,7 +190,7 @@ from dataclasses import dataclass
 import ray
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.api import run
-from fedfleet.workloads.quadratic import Quadratic
+from fedfleet.workloads.problems.quadratic import Quadratic
 
 @dataclass(frozen=True)
 class Near(Quadratic):

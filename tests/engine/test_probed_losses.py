@@ -14,11 +14,11 @@ from torch import nn
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.workloads.base import Batch, Model, Params
-from fedfleet.workloads.convolutional import Dropout
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.norms import BatchNorm
-from fedfleet.workloads.partitions import Shards
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.convolutional import Dropout
+from fedfleet.workloads.models.norms import BatchNorm
+from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.partitions.standard.even import Shards
 
 torch.set_num_threads(1)
 

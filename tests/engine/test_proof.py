@@ -30,9 +30,9 @@ from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Batch, Chained, Classification, ClientIndex, Model, Params, Partition
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.partitions import Iid
-from fedfleet.workloads.recurrent import PackedTanh
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.recurrent import PackedTanh
+from fedfleet.workloads.partitions.standard.even import Iid
 
 from .setups import STEPS, digits
 from .test_execution_plan import Log

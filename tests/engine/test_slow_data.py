@@ -13,8 +13,8 @@ from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.planning import data
 from fedfleet.tune.progress import Progress
 from fedfleet.tune.pulse import Pulse
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Mlp
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Mlp
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import numpy as np
 from fedfleet.algorithms.contract import Deferred
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.local import LocalMethod
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Mlp
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small import Mlp
 
 WHERE = "{where}"
 

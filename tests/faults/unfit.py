@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.data.digits import Digits
 
 UNFIT = os.environ.get("FF_UNFIT", "")
 if UNFIT == "import":

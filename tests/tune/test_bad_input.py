@@ -16,8 +16,8 @@ from fedfleet.engine.config.limits import check_folder, check_size
 from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.config.schema import Experiment, Section
 from fedfleet.engine.errors import ConfigError
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Mlp
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Mlp
 
 from .commands import LOCAL, invoke
 

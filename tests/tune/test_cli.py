@@ -452,7 +452,7 @@ def test_list_a_plugins_parts(here: Path):
 def test_list_a_plugins_workloads(here: Path):
     """A workload has a method `summary`, which is no text about it."""
     (here / "mine.py").write_text(
-        "from fedfleet.workloads.digits import Digits\n\n\n"
+        "from fedfleet.workloads.data.digits import Digits\n\n\n"
         'class Mine(Digits):\n    """My data."""\n\n\n'
         'WORKLOADS = {"mine": Mine}\n'
     )

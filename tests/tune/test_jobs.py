@@ -110,7 +110,7 @@ def test_data_are_loaded_before_the_runs_that_need_them(tmp_path: Path):
     plugin, loads, told = tmp_path / "loads.py", tmp_path / "loads.txt", tmp_path / "told"
     os.mkfifo(told)
     plugin.write_text(
-        "from fedfleet.workloads.digits import Digits\n\n"
+        "from fedfleet.workloads.data.digits import Digits\n\n"
         "class Counted(Digits):\n"
         "    def load(self):\n"
         f"        open({str(loads)!r}, 'a').write('x')\n"

@@ -15,8 +15,8 @@ from fedfleet.engine.runs.expected_columns import check_column, columns
 from fedfleet.tune.files import load_data
 from fedfleet.tune.study.check import check
 from fedfleet.tune.study.spec import load
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Logistic
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Logistic
 
 from .commands import LOCAL, invoke
 from .small_study import STUDY, written

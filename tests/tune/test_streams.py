@@ -76,7 +76,7 @@ WHERE = {
     "when data are read": """
 import sys
 from dataclasses import dataclass
-from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.data.digits import Digits
 
 @dataclass(frozen=True)
 class Exiting(Digits):
@@ -88,7 +88,7 @@ WORKLOADS = {"exiting": Exiting}
     "in the loss": """
 import sys
 from dataclasses import dataclass
-from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.data.digits import Digits
 
 @dataclass(frozen=True)
 class Exiting(Digits):

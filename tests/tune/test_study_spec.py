@@ -454,7 +454,7 @@ def test_feddua_has_its_papers_weight_decay_on_images(name: str):
 def test_which_values_are_better_follows_from_the_metric(tmp_path: Path, report: dict[str, Any], best: str):
     """The workload says that lower values of its metric `mae` are better."""
     (tmp_path / "absolute.py").write_text(
-        "from fedfleet.workloads.digits import Digits\n\n\nclass Absolute(Digits):\n"
+        "from fedfleet.workloads.data.digits import Digits\n\n\nclass Absolute(Digits):\n"
         "    lower = ('loss', 'mae')\n\n\nWORKLOADS = {'absolute': Absolute}\n"
     )
     experiment = {"workload": "absolute", "federation": {"clients": 8, "cohort": 4}}

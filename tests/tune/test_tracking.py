@@ -37,8 +37,8 @@ from fedfleet.tune.tracking.origin import origin
 from fedfleet.tune.tracking.run import MlflowTracker, model_of
 from fedfleet.tune.tracking.run_header import RunHeader, flatten
 from fedfleet.tune.tracking.stores import KIND, PATIENCE, open_store, store
-from fedfleet.workloads.auc import Auc
-from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.problems.auc import Auc
 
 from .commands import COMMAND, invoke, kill, shell, until
 

@@ -14,14 +14,14 @@ from torch.func import vmap
 
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.errors import ConfigError
-from fedfleet.workloads.auc import Auc, optimum, priors
 from fedfleet.workloads.base import ClientIndex
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.minimax import reversed_dual
-from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.partitions import Dirichlet
-from fedfleet.workloads.quadratic import Quadratic
-from fedfleet.workloads.skew import PositiveRatio
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.partitions.skew import PositiveRatio
+from fedfleet.workloads.partitions.standard.even import Dirichlet
+from fedfleet.workloads.problems.auc import Auc, optimum, priors
+from fedfleet.workloads.problems.minimax import reversed_dual
+from fedfleet.workloads.problems.quadratic import Quadratic
 from tests.reference import auc as slow
 
 TOLERANCE = 1e-12

@@ -22,10 +22,10 @@ from fedfleet.engine.method_form.batch_norm import Buffered, join_trees, split_t
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Model, Stateless, buffers_of
-from fedfleet.workloads.convolutional import Cnn4, ResNet18
-from fedfleet.workloads.noisy import Noisy
-from fedfleet.workloads.norms import BatchNorm
-from fedfleet.workloads.parquet import Parquet
+from fedfleet.workloads.data.parquet import Parquet
+from fedfleet.workloads.models.convolutional import Cnn4, ResNet18
+from fedfleet.workloads.models.norms import BatchNorm
+from fedfleet.workloads.wrappers.noisy import Noisy
 
 SHAPE, CLASSES, LR = (1, 16, 16), 3, 0.1
 
@@ -72,7 +72,7 @@ def test_padding_does_not_count():
 
 
 def test_torchs_own_layer_is_refused():
-    says = r"belong to fedfleet.workloads.norms.BatchNorm, .* in 1; replace it, or take nn.GroupNorm$"
+    says = r"belong to fedfleet.workloads.models.norms.BatchNorm, .* in 1; replace it, or take nn.GroupNorm$"
     with pytest.raises(ValueError, match=says):
         buffers_of(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)))
     assert buffers_of(nn.BatchNorm1d(3, track_running_stats=False)) == ()

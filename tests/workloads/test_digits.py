@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.workloads import digits as module
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.partitions import Dirichlet, Iid
+from fedfleet.workloads.data import digits as module
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid
 
 
 def test_rows_and_classes():

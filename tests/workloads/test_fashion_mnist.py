@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.workloads.cache import write_whole
-from fedfleet.workloads.fashion_mnist import PUBLISHED, FashionMnist
-from fedfleet.workloads.vision import torchvision_datasets
+from fedfleet.workloads.data.fashion_mnist import PUBLISHED, FashionMnist
+from fedfleet.workloads.files.cache import write_whole
+from fedfleet.workloads.files.vision import torchvision_datasets
 
 SET, FILES, RAW = PUBLISHED.folder, PUBLISHED.files, PUBLISHED.raw
 
@@ -87,7 +87,7 @@ def test_a_damaged_cache_is_repaired(real, cache):
 
 
 def test_two_processes_unpack_at_once(real, cache):
-    code = "from pathlib import Path; from fedfleet.workloads.fashion_mnist import PUBLISHED; "
+    code = "from pathlib import Path; from fedfleet.workloads.data.fashion_mnist import PUBLISHED; "
     code += f"PUBLISHED.unpack(Path({real!r}, {SET!r}))"
     running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [process.wait(300) for process in running] == [0, 0]

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedfleet.workloads import cache as caching
-from fedfleet.workloads.cifar import Cifar10, Cifar100
-from fedfleet.workloads.femnist import Femnist
-from fedfleet.workloads.mnist import WRITERS, Mnist
-from fedfleet.workloads.natural import Natural
-from fedfleet.workloads.svhn import Svhn
-from fedfleet.workloads.tiny_imagenet import TinyImagenet
-from fedfleet.workloads.vision import torchvision_datasets
+from fedfleet.workloads.data.cifar import Cifar10, Cifar100
+from fedfleet.workloads.data.femnist import Femnist
+from fedfleet.workloads.data.mnist import WRITERS, Mnist
+from fedfleet.workloads.data.svhn import Svhn
+from fedfleet.workloads.data.tiny_imagenet import TinyImagenet
+from fedfleet.workloads.files import cache as caching
+from fedfleet.workloads.files.vision import torchvision_datasets
+from fedfleet.workloads.partitions.natural import Natural
 
 
 @pytest.fixture(autouse=True)
@@ -319,7 +319,7 @@ def test_labels_beyond_the_classes(cifar):
 def test_pictures_are_read_as_bytes_of_png(tmp_path):
     from PIL import Image
 
-    from fedfleet.workloads.images import picture
+    from fedfleet.workloads.data.images import picture
 
     file = io.BytesIO()
     Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(file, "PNG")

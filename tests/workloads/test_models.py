@@ -13,8 +13,8 @@ import torch
 from torch.func import grad, vmap
 
 from fedfleet.workloads.base import Classification
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import LeNet, Logistic, Mlp
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import LeNet, Logistic, Mlp
 
 
 @dataclass(frozen=True)

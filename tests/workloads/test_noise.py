@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch.func import vmap
 
-from fedfleet.workloads import counted, noise
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.fashion_mnist import FashionMnist
+from fedfleet.workloads import counted
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.data.fashion_mnist import FashionMnist
+from fedfleet.workloads.data.sentiment import Sst2
 from fedfleet.workloads.metrics import auc
-from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.noisy import Noisy, flipped, noisier
-from fedfleet.workloads.partitions import Dirichlet
-from fedfleet.workloads.quadratic import Quadratic
-from fedfleet.workloads.regression import Linear, Synthetic
-from fedfleet.workloads.sentiment import Sst2
+from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.partitions.standard.even import Dirichlet
+from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.problems.regression import Linear, Synthetic
+from fedfleet.workloads.wrappers import noise
+from fedfleet.workloads.wrappers.noisy import Noisy, flipped, noisier
 
 N = 100_000
 LAWS = [("gaussian", 1.0), ("student_t", 1.5), ("student_t", 5.0), ("pareto", 1.2), ("pareto", 3.0)]

@@ -21,10 +21,10 @@ from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.base import Classification
-from fedfleet.workloads.idx_files import TYPES, IdxFiles
-from fedfleet.workloads.natural import Natural
-from fedfleet.workloads.parquet import Parquet
-from fedfleet.workloads.sentiment import ParquetText
+from fedfleet.workloads.data.idx_files import TYPES, IdxFiles
+from fedfleet.workloads.data.parquet import Parquet
+from fedfleet.workloads.data.sentiment import ParquetText
+from fedfleet.workloads.partitions.natural import Natural
 
 SHAPE, ROWS = (1, 4, 4), 60
 
@@ -351,8 +351,8 @@ class OwnRows(Classification):
     ids=lambda value: str(value)[:30],
 )
 def test_what_a_plug_in_loads_is_checked_too(part, bad, words):
-    from fedfleet.workloads.models import Logistic
-    from fedfleet.workloads.partitions import Iid
+    from fedfleet.workloads.models.small.small import Logistic
+    from fedfleet.workloads.partitions.standard.even import Iid
 
     workload = OwnRows(model=Logistic(), partition=Iid())
     object.__setattr__(workload, "columns", (bad, {}) if part == "the training set" else ({}, bad))
@@ -365,8 +365,8 @@ def test_what_a_plug_in_loads_is_checked_too(part, bad, words):
 
 
 def test_float64_takes_what_float32_does_not():
-    from fedfleet.workloads.models import Logistic
-    from fedfleet.workloads.partitions import Iid
+    from fedfleet.workloads.models.small.small import Logistic
+    from fedfleet.workloads.partitions.standard.even import Iid
 
     workload = OwnRows(model=Logistic(), partition=Iid())
     object.__setattr__(workload, "columns", ({"input": np.full((9, 2), 1e39)}, {}))
@@ -419,7 +419,7 @@ def test_idx_files_that_are_damaged(data, tmp_path):
 
 
 def test_real_idx_files_as_torchvision_reads_them(real_set, tmp_path):
-    from fedfleet.workloads.mnist import Mnist
+    from fedfleet.workloads.data.mnist import Mnist
 
     root = real_set("mnist")
     own = IdxFiles(data_root=str(root.parent), folder=f"{root.name}/MNIST/raw").load()
@@ -432,7 +432,7 @@ def test_real_idx_files_as_torchvision_reads_them(real_set, tmp_path):
 # --- size -------------------------------------------------------------------------------------------------------------
 MEASURE = """
 import sys, time
-from fedfleet.workloads.parquet import Parquet
+from fedfleet.workloads.data.parquet import Parquet
 began = time.process_time()
 train, test = Parquet(data_root=sys.argv[1], shape=(1, 28, 28), classes=10).load()
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]

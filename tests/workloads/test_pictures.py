@@ -12,7 +12,7 @@ from PIL import Image
 from pyarrow import parquet
 
 import fedfleet
-from fedfleet.workloads.images import picture, pictures, what_is_lost
+from fedfleet.workloads.data.images import picture, pictures, what_is_lost
 
 SIZE = (3, 4)  # height, width
 WHERE = "picture 7 of x.parquet"

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedfleet.engine.config.schema import Engine
 from fedfleet.tune.executor.executor import cpus_for, processes_here
-from fedfleet.workloads import images
+from fedfleet.workloads.data import images
 from fedfleet.workloads.processors import processors, quota
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import torch
 from torch.func import grad, vmap
 
 from fedfleet.workloads import counted
-from fedfleet.workloads.quadratic import Quadratic
+from fedfleet.workloads.problems.quadratic import Quadratic
 
 CLIENTS = 7
 

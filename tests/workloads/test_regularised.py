@@ -8,9 +8,9 @@ import torch
 
 from fedfleet.engine import run
 from fedfleet.workloads import counted
-from fedfleet.workloads.noisy import Noisy
-from fedfleet.workloads.quadratic import Quadratic
-from fedfleet.workloads.regularised import Regularised
+from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.wrappers.noisy import Noisy
+from fedfleet.workloads.wrappers.regularised import Regularised
 from tests.engine.setups import quadratic
 
 DECAY = 0.3
@@ -57,7 +57,7 @@ def test_under_plain_steps_it_is_decoupled_decay():
 
 
 def test_the_dual_group_is_left_alone():
-    from fedfleet.workloads.saddle import Saddle
+    from fedfleet.workloads.problems.saddle import Saddle
 
     plain = Saddle()
     p = {name: value.double() for name, value in plain.init(0).items()}

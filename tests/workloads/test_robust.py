@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedfleet.workloads.base import cross_entropy
-from fedfleet.workloads.robust import Robust
+from fedfleet.workloads.problems.robust import Robust
 
 TOLERANCE = 1e-10
 STRENGTH = 0.7

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.workloads import counted, noise
-from fedfleet.workloads.noisy import Noisy
-from fedfleet.workloads.saddle import Saddle
+from fedfleet.workloads import counted
+from fedfleet.workloads.problems.saddle import Saddle
+from fedfleet.workloads.wrappers import noise
+from fedfleet.workloads.wrappers.noisy import Noisy
 
 TOLERANCE = 1e-10
 """float64, sums of some 50 products of numbers below 10, one solution of a 10 x 10 system of condition 10."""

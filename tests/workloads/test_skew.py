@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedfleet.workloads.base import ClientIndex
-from fedfleet.workloads.natural import Natural
-from fedfleet.workloads.skew import DirichletPrior, Labels, PositiveRatio, Quantity
+from fedfleet.workloads.partitions.natural import Natural
+from fedfleet.workloads.partitions.skew import DirichletPrior, Labels, PositiveRatio, Quantity
 
 EVEN = np.tile(np.arange(10), 500)
 BINARY = (np.arange(4000) % 2).astype(np.int64)

@@ -14,9 +14,9 @@ import torch
 
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Model, Partition, Workload
-from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.partitions import Iid
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.partitions.standard.even import Iid
 from fedfleet.workloads.table import MODELS, PARTITIONS, WORKLOADS
 
 TABLES = [(WORKLOADS, Workload), (MODELS, Model), (PARTITIONS, Partition)]

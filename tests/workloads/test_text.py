@@ -15,14 +15,14 @@ from torch.func import vmap
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.workloads import counted
-from fedfleet.workloads.augment import crop, flip
-from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.natural import Natural
-from fedfleet.workloads.parquet import Parquet
-from fedfleet.workloads.recurrent import Rnn
-from fedfleet.workloads.sentiment import Imdb, ParquetText, Sentiment140, Sst2, Yelp
-from fedfleet.workloads.shakespeare import CHARACTERS, Shakespeare, coded
-from fedfleet.workloads.text import OTHER, PAD, numbered, vocabulary_of, words
+from fedfleet.workloads.data.augment import crop, flip
+from fedfleet.workloads.data.parquet import Parquet
+from fedfleet.workloads.data.sentiment import Imdb, ParquetText, Sentiment140, Sst2, Yelp
+from fedfleet.workloads.data.shakespeare import CHARACTERS, Shakespeare, coded
+from fedfleet.workloads.data.text import OTHER, PAD, numbered, vocabulary_of, words
+from fedfleet.workloads.models.recurrent import Rnn
+from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.partitions.natural import Natural
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.workloads.unpickle import arrays
+from fedfleet.workloads.files.unpickle import arrays
 
 WHERE = Path("batch")
 BYTES = np.arange(6, dtype=np.uint8).reshape(2, 3)
@@ -111,7 +111,7 @@ LIMITED = """
 import pathlib, resource
 resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
 from tests.workloads.test_unpickle import ATTACKS
-from fedfleet.workloads.unpickle import arrays
+from fedfleet.workloads.files.unpickle import arrays
 assert arrays(b"\\x80\\x02}r\\xff\\xff\\xff\\xff.", pathlib.Path("a memo that pickle takes 64 GiB for")) == {}
 for name, data in ATTACKS.items():
     print(name, flush=True)
@@ -164,7 +164,7 @@ FUZZ = """
 import pathlib, sys
 import numpy as np
 from tests.workloads.test_unpickle import broken
-from fedfleet.workloads.unpickle import arrays
+from fedfleet.workloads.files.unpickle import arrays
 sound = 0
 for seed in range(6000):
     try:

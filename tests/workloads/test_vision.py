@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fedfleet.workloads import vision
+from fedfleet.workloads.files import vision
 
 
 def run(code: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...workloads import norms, recurrent, transformer
-from ...workloads.convolutional import Dropout
+from ...workloads.models import norms, recurrent, transformer
+from ...workloads.models.convolutional import Dropout
 
 
 class Reader(nn.Module):

@@ -28,10 +28,10 @@ from torch import nn
 
 from ...workloads import counted
 from ...workloads.base import Classification, ClientIndex, Columns, Model, Partition
-from ...workloads.convolutional import Cnn4, ResNet18
-from ...workloads.models import LeNet, Logistic, Mlp
-from ...workloads.recurrent import Lstm, Rnn
-from ...workloads.transformer import Vit
+from ...workloads.models.convolutional import Cnn4, ResNet18
+from ...workloads.models.recurrent import Lstm, Rnn
+from ...workloads.models.small import LeNet, Logistic, Mlp
+from ...workloads.models.transformer import Vit
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ...engine.config.run_spec import RunSpec
 from ...workloads.base import Classification, Workload
-from ...workloads.minimax import OverClassification
-from ...workloads.wrapped import Wrapped
+from ...workloads.problems.minimax import OverClassification
+from ...workloads.wrappers.wrapped import Wrapped
 
 ROWS = 2
 """Rows of the input example. The exporter would take a single row to mean that there is never another number."""

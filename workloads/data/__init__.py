@@ -1,0 +1,1 @@
+"""The data sets that experiments choose by name: published ones, and the user's own files."""

@@ -1,0 +1,62 @@
+"""Published data sets: rows from files under a data root, or synthetic rows in the shapes of the set.
+
+A synthetic image is the pattern of its class under noise, and the words of a synthetic text are drawn from the
+distribution of its class. A model can learn from them, but they have nothing else in common with the data set. They are
+for tests without the files, never for results.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import counted
+from ..base import Classification, Columns
+
+EACH = 8
+"""Rows of a synthetic natural client (writer, role or user)."""
+
+
+@dataclass(frozen=True)
+class Published(Classification):
+    """A data set in files. `data_root`: a folder that contains the folder of the set, or that folder itself; by default
+    $FEDFLEET_DATA. `stand_in`: if not 0, the number of synthetic training rows that replace the files; there are a
+    quarter as many synthetic test rows."""
+
+    data_root: str | None = None
+    stand_in: int = 0
+
+    def check(self) -> None:
+        super().check()
+        if self.stand_in < 0:
+            raise ValueError(f"stand_in >= 0 must hold, got stand_in={self.stand_in}")
+        if not self.stand_in:
+            self.check_files()
+
+    def load(self) -> tuple[Columns, Columns]:
+        if not self.stand_in:
+            return self.from_files()
+        return self.made_up(self.stand_in, "train"), self.made_up(-(-self.stand_in // 4), "test")
+
+    @abstractmethod
+    def check_files(self) -> None:
+        """Raise ValueError if the files are missing or damaged. It must return quickly."""
+
+    @abstractmethod
+    def from_files(self) -> tuple[Columns, Columns]:
+        """The columns of (train, test) from the files; see `Classification.load`."""
+
+    def made_up(self, rows: int, part: str) -> Columns:
+        """The columns of `rows` synthetic rows. part: "train" or "test"."""
+        random = counted.numpy_generator(0, "stand in", part)
+        label = random.permutation(np.arange(rows) % self.classes)
+        columns = {"input": self.made_up_inputs(label, random), "label": label}
+        return {**columns, "client": np.arange(rows) // EACH} if part == "train" else columns
+
+    def made_up_inputs(self, label: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """(n, *shape) uint8: synthetic inputs for the labels, (n,)."""
+        patterns = counted.numpy_generator(0, "stand in", "patterns").uniform(64, 192, (self.classes, *self.shape))
+        noisy = patterns[label] + random.normal(0, 48, (len(label), *self.shape))
+        return np.clip(np.rint(noisy), 0, 255).astype(np.uint8)

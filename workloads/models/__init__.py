@@ -1,0 +1,1 @@
+"""The networks that classification workloads are trained with, and their layers."""

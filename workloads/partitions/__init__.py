@@ -1,0 +1,1 @@
+"""Partitions: which client has which rows of the training set."""

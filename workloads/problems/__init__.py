@@ -1,0 +1,1 @@
+"""Problems whose solution is known, and min-max problems."""

@@ -1,0 +1,99 @@
+"""Min-max workloads: minimisation over tensors named `primal.…`, maximisation over tensors named `dual.…`.
+
+The value of `losses` is the objective. Its gradient is that of the objective for the primal tensors and minus that of
+the objective for the dual tensors. A method that descends along it thus minimises over the primal and maximises over
+the dual tensors, and needs no min-max code.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..base import Batch, Classification, Params, Split, Workload, check_logits
+
+PRIMAL, DUAL, NET = "primal.", "dual.", "primal.net."
+
+
+def reversed_dual(p: Params) -> dict[str, Tensor]:
+    """The same tensors, but the sign of the gradient is reversed for dual ones. The values are equal to the bit."""
+    return {name: 2 * value.detach() - value if name.startswith(DUAL) else value for name, value in p.items()}
+
+
+class MinMax(Workload):
+    """A min-max workload. A subclass defines `objectives` instead of `losses`."""
+
+    @abstractmethod
+    def objectives(self, p: Params, batch: Batch) -> Tensor:
+        """(B,): the objective of each example, minimised over the primal and maximised over the dual tensors."""
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        return self.objectives(reversed_dual(p), batch)
+
+
+@dataclass(frozen=True)
+class OverClassification(MinMax):
+    """A min-max objective over the network of a classification workload `of`. The tensors of the network are named
+    `primal.net.…`."""
+
+    of: Workload
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, Classification):
+            raise ValueError(f"of must be a classification workload, got {type(self.of).__name__}")
+
+    @property
+    def base(self) -> Classification:
+        assert isinstance(self.of, Classification)  # see __post_init__
+        return self.of
+
+    @property
+    def classes(self) -> int:
+        return self.base.classes
+
+    @property
+    def partition(self) -> object:
+        return self.base.partition
+
+    @property
+    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(NET + name for name in self.base.buffers)
+
+    @property
+    def outline(self) -> nn.Module | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.outline
+
+    def check(self) -> None:
+        self.of.check()
+
+    def split(self, seed: int, clients: int) -> Split:
+        return self.of.split(seed, clients)
+
+    def check_split(self, split: Split, most: float) -> None:
+        self.of.check_split(split, most)
+
+    @abstractmethod
+    def others(self) -> dict[str, Tensor]:
+        """The initial values of the tensors that do not belong to the network, by name."""
+
+    def init(self, seed: int) -> dict[str, Tensor]:
+        return {**{NET + name: value for name, value in self.of.init(seed).items()}, **self.others()}
+
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        return {NET + name: value for name, value in self.of.frozen(seed).items()}
+
+    def logits(self, p: Params, batch: Batch) -> Tensor:
+        """(B, classes): the logits of the network, in training mode if the batch has a key."""
+        return self.base.logits(self._net(p), batch, batch.get("key"))
+
+    def trial(self, p: Params, batch: Batch) -> object:
+        return check_logits(self.logits(p, batch))
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        losses = super().losses(p, batch)
+        return losses + self.base.network.drift(self._net(p)) if self.buffers and "key" in batch else losses
+
+    def _net(self, p: Params) -> dict[str, Tensor]:
+        return {name.removeprefix(NET): value for name, value in p.items() if name.startswith(NET)}

@@ -1,0 +1,1 @@
+"""Workloads around another workload: noise, poisoned data, weight decay."""

@@ -1,0 +1,65 @@
+"""A workload around another one: a subclass overrides some methods, the inner workload does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..base import Batch, Columns, Params, Split, Workload
+
+
+@dataclass(frozen=True)
+class Wrapped(Workload):
+    """`of`: the inner workload."""
+
+    of: Workload
+
+    def check(self) -> None:
+        self.of.check()
+
+    def split(self, seed: int, clients: int) -> Split:
+        return self.of.split(seed, clients)
+
+    def check_split(self, split: Split, most: float) -> None:
+        self.of.check_split(split, most)
+
+    def init(self, seed: int) -> dict[str, Tensor]:
+        return self.of.init(seed)
+
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        return self.of.frozen(seed)
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        return self.of.losses(p, batch)
+
+    def trial(self, p: Params, batch: Batch) -> object:
+        return self.of.trial(p, batch)
+
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        return self.of.report(p, batch)
+
+    @property
+    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.buffers
+
+    @property
+    def outline(self) -> nn.Module | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.outline
+
+    @property
+    def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.whole
+
+    @property
+    def lower(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.lower
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        return self.of.summary(means, columns)
+
+
+def unseen(term: Tensor) -> Tensor:
+    """A tensor of value 0 whose gradient is that of `term`. Added to a loss, it does not change the loss's value."""
+    return term - term.detach()
