@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from fedfleet.tune.bench.works import FEDERATIONS as CPU_FEDERATIONS
 from fedfleet.tune.bench.works import WORKLOADS as CPU_WORKLOADS
 from fedfleet.tune.bench.works import ColourNoise, Noise
-from fedfleet.workloads.base import Model
 from fedfleet.workloads.models.recurrent import Lstm
 from fedfleet.workloads.models.transformer import Vit
+from fedfleet.workloads.workload import Model
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, Tre
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.table import Table
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 
 RECORDED = Path(__file__).parent / "block_times.json"
 CALL, BANDWIDTH = 2e-3, 1e9  # seconds; bytes per second

@@ -19,7 +19,7 @@ ALLOWED = {
         r"engine\b",
         r"algorithms\.(contract|tree|parts\.orthogonal|(aggregation|attacks)\.contract)$",
         r"algorithms\.privacy\.(mechanism|clipping|noise)$",
-        r"workloads\.(base|counted|models\.derivatives|entry|processors)$",
+        r"workloads\.(workload|classification|client_index|stateless|drawing|counted|models\.derivatives|entry|processors)$",
     ),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),
 }

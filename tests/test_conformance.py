@@ -31,9 +31,10 @@ from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.runs.result import Result
-from fedfleet.workloads.base import ClientIndex, Model, Partition
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small.small import Mlp
+from fedfleet.workloads.workload import Model, Partition
 from tests.algorithms.driver import run as play
 from tests.algorithms.driver import tree
 from tests.algorithms.problems import Quadratic, partial

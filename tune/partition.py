@@ -12,7 +12,7 @@ from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.records.partition_file import partition_digest
-from ..workloads.base import ClientIndex
+from ..workloads.client_index import ClientIndex
 from .listing import columns
 
 SEVERAL = 100

@@ -13,7 +13,7 @@ from ...algorithms.aggregation.contract import Mean
 from ...algorithms.attacks.contract import Attack, OwnAttack, PoisoningAttack, Sender
 from ...algorithms.contract import Message
 from ...workloads import counted
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..cohorts.sampling import sample_cohort
 from ..config.run_spec import RunSpec
 from ..errors import ConfigError

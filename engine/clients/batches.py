@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...workloads import counted
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..cohorts.tasks import steps_of
 from ..config.schema import Local
 from ..kernels.library import check_status, library

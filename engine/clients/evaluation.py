@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ...workloads import counted
-from ...workloads.base import ClientIndex, Params, Workload
+from ...workloads.client_index import ClientIndex
+from ...workloads.workload import Params, Workload
 from ..config.schema import Evaluate
 from ..errors import EvaluationFailed
 from ..user_code import plugin_errors

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
-from ...workloads.base import Batch, Params, Workload
+from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import Chain, NotAChain, RowInputs, chain_from

@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ...workloads import counted
-from ...workloads.base import Batch, Keyed, Params, Split, UnfitOutput, Workload
+from ...workloads.stateless import Keyed
+from ...workloads.workload import Batch, Params, Split, UnfitOutput, Workload
 from ..errors import ConfigError, first_line
 from .random_generators import generators, kept_generators, moved
 
@@ -31,7 +32,7 @@ may have drawn."""
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 KEYED = "fedfleet.workloads.models.convolutional.Dropout"
-OWN = "a subclass of fedfleet.workloads.base.Keyed that draws from counted.uniform(self.key, count)"
+OWN = "a subclass of fedfleet.workloads.stateless.Keyed that draws from counted.uniform(self.key, count)"
 
 
 def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Message
 from ...algorithms.tree import Tree
-from ...workloads.base import ClientIndex, Columns, Params
+from ...workloads.client_index import ClientIndex
+from ...workloads.workload import Columns, Params
 from ..accelerators.columns import DeviceColumns
 from ..accelerators.memory import row_budget
 from ..accelerators.notes import as_facts

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from ...workloads import counted
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..config.schema import Federation, Local
 from .tasks import ClientTask, plan_tasks
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...workloads import counted
-from ...workloads.base import HELD_OUT, ClientIndex, Split
+from ...workloads.client_index import ClientIndex
+from ...workloads.workload import HELD_OUT, Split
 from ..errors import ConfigError
 
 

@@ -16,7 +16,8 @@ from ...algorithms.aggregation.contract import Aggregator, Stage
 from ...algorithms.attacks.contract import Attack, PoisoningAttack
 from ...algorithms.contract import Algorithm, Deferred, RunContext
 from ...algorithms.tree import Layout, Tree
-from ...workloads.base import Split, Workload, check_index
+from ...workloads.client_index import check_index
+from ...workloads.workload import Split, Workload
 from ..errors import ConfigError
 from ..method_form.batch_norm import Buffered
 from ..storage.sha256 import sha256_of_tensors
@@ -326,7 +327,7 @@ class RunSpec:
         with plugin_errors("workload"):
             split = self.workload.split(self.experiment.seed, clients)
         if not isinstance(split, Split):
-            raise ConfigError(f"workload: split must return a workloads.base.Split, got {type(split).__name__}")
+            raise ConfigError(f"workload: split must return a workloads.workload.Split, got {type(split).__name__}")
         with plugin_errors("workload"):
             check_index(split.client_index, len(next(iter(split.train.values()))))
             self.workload.check_split(split, torch.finfo(self.dtype).max)

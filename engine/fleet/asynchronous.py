@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Known
 from ...algorithms.tree import Tree
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import norm_weights
 from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous, Federation, part_name

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..cohorts.tasks import steps_of
 from ..config.registry import Registry
 from ..config.run_spec import RunSpec

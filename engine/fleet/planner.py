@@ -15,7 +15,7 @@ import numpy as np
 
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of

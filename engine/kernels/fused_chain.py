@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ...algorithms.tree import Layout
-from ...workloads.base import Batch, Chained, Classification, Workload
+from ...workloads.classification import Classification
+from ...workloads.workload import Batch, Chained, Workload
 from .arguments import scalar_of
 from .library import NO_CLASS, NO_ROW, check_status, library, pointer
 from .operators import SIDES

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Part, Scheme, newton_schulz_plainly
-from ...workloads.base import PASS_OVER
 from ...workloads.models.derivatives import first_derivatives_only
+from ...workloads.workload import PASS_OVER
 from .arguments import padding_of, pools_two_by_two, scalar_of, supported, supported_alone
 from .block_convolutions import Products, parsed
 from .channels_last import CHANNELS_LAST, ChannelsLast

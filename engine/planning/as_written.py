@@ -1,7 +1,7 @@
 """The gradients of a workload by plain autograd on the module that its user wrote.
 
-The engine computes with a module as a function of its tensors (`workloads.base.Stateless`), for one client or under
-vmap for a block of clients, whose shorter batches are padded. Everything that the engine computes must be what
+The engine computes with a module as a function of its tensors (`workloads.stateless.Stateless`), for one client or
+under vmap for a block of clients, whose shorter batches are padded. Everything that the engine computes must be what
 `loss.backward()` gives for the module itself on the rows of one client. It is not where a module reads its parameters
 from another place, where an operation has another gradient under vmap, or where what a row gives depends on the other
 rows of its batch: on a mean over them, their order or their number. Then the padding counts.
@@ -30,7 +30,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
-from ...workloads.base import NETWORK, Batch, ClientIndex, Params, Split, Stateless, Workload
+from ...workloads.client_index import ClientIndex
+from ...workloads.stateless import NETWORK, Stateless
+from ...workloads.workload import Batch, Params, Split, Workload
 from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.random_generators import kept_generators, same_bits
 from ..config.run_spec import RunSpec

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from ...workloads.base import Split
+from ...workloads.workload import Split
 from ..accelerators.memory import allocated_memory, free_memory, peak_memory
 from ..clients.recorded_step import PROVEN_ROUNDS
 from ..clients.worker import Data, Worker

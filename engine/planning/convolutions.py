@@ -16,7 +16,7 @@ from torch._C._functorch import get_unwrapped, maybe_get_bdim  # pyright: ignore
 from torch.func import vmap
 
 from ...algorithms.tree import Tree
-from ...workloads.base import Split
+from ...workloads.workload import Split
 from ..clients.batches import stream
 from ..clients.worker import Data, TaskBatches, Worker
 from ..config.run_spec import ExecutionPlan, RunSpec

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...workloads.base import Split
+from ...workloads.workload import Split
 from ..clients.modules import check_draws
 from ..config.run_spec import RunSpec
 from ..records.event_log import STILL

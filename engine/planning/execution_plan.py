@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...workloads.base import Split
+from ...workloads.workload import Split
 from ..cohorts.tasks import steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError

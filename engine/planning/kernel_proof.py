@@ -35,7 +35,7 @@ from ...algorithms.contract import Algorithm
 from ...algorithms.parts.orthogonal import FASTER, How, Part, newton_schulz_plainly
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..clients.batches import Stream, stream
 from ..clients.local_training import Gradient, LocalTrainer, unpadded
 from ..clients.modules import evaluating

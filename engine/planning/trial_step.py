@@ -24,7 +24,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[r
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Round
-from ...workloads.base import Split, Stateless
+from ...workloads.stateless import Stateless
+from ...workloads.workload import Split
 from ..clients.batches import Stream, stream
 from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, unpadded
 from ..clients.modules import TRIALS
@@ -422,7 +423,9 @@ class Trial:
         in_losses = networks or finder.in_losses
         remedy = "return what changes as a state, and use functools.cached_property for what follows from settings"
         if networks:
-            remedy = "running statistics belong into a subclass of fedfleet.workloads.base.Running; leave others out"
+            remedy = (
+                "running statistics belong into a subclass of fedfleet.workloads.stateless.Running; leave others out"
+            )
         self.refuse(
             f"{'losses change' if in_losses else f'{name} changes'} the attribute {attribute}",
             [finder.found] if finder.found else [],

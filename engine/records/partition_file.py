@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..storage.sha256 import sha256
 
 MOST_NUMBERS = 5_000_000

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
-from ...workloads.base import ClientIndex
+from ...workloads.client_index import ClientIndex
 from ..accelerators.notes import notes_in
 from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask

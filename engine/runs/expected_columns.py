@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...workloads.base import Classification, ClientIndex, Split
+from ...workloads.classification import Classification
+from ...workloads.client_index import ClientIndex
+from ...workloads.workload import Split
 from ..accelerators.settings import applied
 from ..backends.local import LocalPool
 from ..clients.worker import Data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...workloads.base import Split
+from ...workloads.workload import Split
 from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec

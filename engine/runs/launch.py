@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
-from ...workloads.base import Classification, Workload, taken_notes
+from ...workloads.classification import Classification
+from ...workloads.workload import Workload, taken_notes
 from ..accelerators import settings
 from ..accelerators.memory import bounded_memory
 from ..aggregation.planning import check_stage

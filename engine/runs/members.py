@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from ...workloads.base import Split
+from ...workloads.workload import Split
 from ..backends.members import Lockstep, Member, MemberPool
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec

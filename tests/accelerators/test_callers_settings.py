@@ -22,7 +22,7 @@ from fedfleet.engine.clients.modules import DrawRecorder, evaluating
 from fedfleet.engine.runs.expected_columns import columns
 from fedfleet.engine.runs.members import execute_together
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import initial
+from fedfleet.workloads.drawing import initial
 
 from ..test_conformance import Few, few
 

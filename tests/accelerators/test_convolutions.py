@@ -17,7 +17,7 @@ from fedfleet.engine.kernels.block_convolutions import Arguments, Products, as_p
 from fedfleet.engine.planning import convolutions
 from fedfleet.engine.planning.convolutions import agrees, plan_with_products
 from fedfleet.engine.planning.execution_plan import parse_plan
-from fedfleet.workloads.base import Model
+from fedfleet.workloads.workload import Model
 
 from ..test_conformance import Few, alike, few
 

@@ -19,8 +19,8 @@ from fedfleet.engine.clients import local_training
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.reduction.accumulator import Accumulator
-from fedfleet.workloads.base import Model
 from fedfleet.workloads.models.convolutional import Dropout
+from fedfleet.workloads.workload import Model
 
 from ..test_conformance import Few, few
 from .checker import META, NoCopies, Waits, on_meta

@@ -35,9 +35,9 @@ from fedfleet.engine.reduction.accumulator import block_sums
 from fedfleet.engine.reduction.round_totals import RoundTotals
 from fedfleet.engine.rounds.aggregation import StageRunner
 from fedfleet.engine.state.retention import message_folder
-from fedfleet.workloads.base import Model
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.norms import BatchNorm
+from fedfleet.workloads.workload import Model
 from tests.engine.test_client_weights import Few, whole_batches
 from tests.reference import byzantine, robust_rules
 from tests.reference import stage as reference

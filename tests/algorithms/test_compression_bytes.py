@@ -28,7 +28,7 @@ from fedfleet.algorithms.parts.compression import Compressed, Factoring
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.method_form.state_spec import StateSpec, without_known
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import initial
+from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.convolutional import Cnn4
 
 torch.set_num_threads(1)

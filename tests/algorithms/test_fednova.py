@@ -15,7 +15,8 @@ from fedfleet.algorithms.parts.rules import Adam, Averaged, Clip, Momentum, Norm
 from fedfleet.engine import run as run_experiment
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.workloads.base import ClientIndex, Split, Workload
+from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.workload import Split, Workload
 from tests.algorithms.driver import run
 from tests.algorithms.test_trajectories import COHORTS, PROBLEMS, STEPS, agree
 from tests.reference import fednova as reference

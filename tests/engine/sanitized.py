@@ -19,7 +19,7 @@ from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.kernels import library
 from fedfleet.engine.kernels.operators import AT_ONCE, Compiled, add_up, kernels
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 
 from .test_channels_last import CONVOLUTIONS
 from .test_fused_chain import CHAINS, at, batch_of, both, rows_of_all, workload

@@ -33,9 +33,12 @@ from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.restore import bring
 from fedfleet.engine.runs.result import Result
 from fedfleet.tune.show import describe
-from fedfleet.workloads.base import Classification, ClientIndex, Columns, Model, Partition, initial
+from fedfleet.workloads.classification import Classification
+from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.problems.auc import Auc
+from fedfleet.workloads.workload import Columns, Model, Partition
 from fedfleet.workloads.wrappers.noisy import Noisy
 from tests.test_conformance import SETTINGS
 

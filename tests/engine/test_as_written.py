@@ -25,20 +25,13 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.planning.as_written import Forms, block_difference, may_be_ragged, padded_to
 from fedfleet.engine.planning.execution_plan import candidates, in_blocks_or_alone, measurement_key
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import (
-    Batch,
-    Classification,
-    ClientIndex,
-    Columns,
-    Keyed,
-    Model,
-    Params,
-    Partition,
-    cross_entropy,
-)
+from fedfleet.workloads.classification import Classification, cross_entropy
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.problems.robust import Robust
+from fedfleet.workloads.stateless import Keyed
+from fedfleet.workloads.workload import Batch, Columns, Model, Params, Partition
 
 from .test_execution_plan import played
 

@@ -20,8 +20,9 @@ from fedfleet.engine.rounds.asynchronous import AsynchronousDriver
 from fedfleet.engine.rounds.driver import DataSummary
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import ClientIndex, Split
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.workload import Split
 
 from ..reference.asynchronous import Reference, scalar_descent, scalar_fednova
 from .setups import driver_on_ray

@@ -10,7 +10,7 @@ import torch
 from fedfleet.engine.clients import batches as module
 from fedfleet.engine.clients.batches import Draws, Stream, stream
 from fedfleet.engine.config.schema import Local
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 
 SIZES = [1, 5, 7, 16, 30]
 PARTS = ClientIndex.of(np.array_split(np.random.default_rng(0).permutation(sum(SIZES)), np.cumsum(SIZES)[:-1]))

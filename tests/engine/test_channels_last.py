@@ -28,10 +28,10 @@ from fedfleet.engine.kernels.library import call
 from fedfleet.engine.kernels.minimal_filtering import pays
 from fedfleet.engine.kernels.operators import kernels
 from fedfleet.engine.planning import execution_plan, kernel_proof
-from fedfleet.workloads.base import Model
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.partitions.standard.even import Iid
+from fedfleet.workloads.workload import Model
 
 from .test_kernels import apart, drawn, gradients
 

@@ -30,9 +30,10 @@ from fedfleet.engine.api import run
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.workloads.base import ClientIndex, Columns, Model, Partition
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small.small import Logistic, Mlp
+from fedfleet.workloads.workload import Columns, Model, Partition
 from tests.engine.test_compressed import Pictures
 
 torch.set_num_threads(1)

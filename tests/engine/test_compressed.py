@@ -18,9 +18,10 @@ from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.tune.show import compression
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import Classification, Model, Partition
+from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.models.convolutional import Cnn4
 from fedfleet.workloads.partitions.standard.even import Iid
+from fedfleet.workloads.workload import Model, Partition
 
 TOLERANCE = 1e-7
 

@@ -18,7 +18,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.clients.evaluation import client_columns, client_groups
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, FedFleetError
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.data.parquet import Parquet
 from fedfleet.workloads.data.shakespeare import Shakespeare

@@ -20,7 +20,7 @@ from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.records.partition_file import partition_digest
 from fedfleet.engine.runs.result import Result
 from fedfleet.tune.partition import PartitionSummary, table_of
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small.small import Logistic
 from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid

@@ -211,7 +211,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedfleet.workloads.base import Model
+from fedfleet.workloads.workload import Model
 from fedfleet.workloads.models.norms import BatchNorm
 
 

@@ -20,10 +20,12 @@ from fedfleet.engine.clients.modules import evaluating
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.result import Result
-from fedfleet.workloads.base import Model, Params, Stateless, Workload, cross_entropy
+from fedfleet.workloads.classification import cross_entropy
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.problems.auc import Auc
+from fedfleet.workloads.stateless import Stateless
+from fedfleet.workloads.workload import Model, Params, Workload
 from fedfleet.workloads.wrappers.noisy import Noisy
 
 

@@ -18,7 +18,7 @@ from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.result import Result
-from fedfleet.workloads.base import ClientIndex, check_index
+from fedfleet.workloads.client_index import ClientIndex, check_index
 
 from ..bare import bare_python
 
@@ -55,7 +55,9 @@ WORKLOAD = """
 from dataclasses import dataclass
 import numpy as np
 from torch import nn
-from fedfleet.workloads.base import Classification, Model, Partition, ClientIndex
+from fedfleet.workloads.classification import Classification
+from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.workload import Model, Partition
 from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.standard import Iid
 
@@ -374,7 +376,8 @@ def test_a_workload_that_is_none(folder: Path):
 PARTITION = """
 from dataclasses import dataclass
 from numpy import arange, array
-from fedfleet.workloads.base import ClientIndex, Partition
+from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.workload import Partition
 
 @dataclass(frozen=True)
 class Bad(Partition):

@@ -13,12 +13,12 @@ from torch import nn
 
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
-from fedfleet.workloads.base import Batch, Model, Params
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.models.small.small import Logistic
 from fedfleet.workloads.partitions.standard.even import Shards
+from fedfleet.workloads.workload import Batch, Model, Params
 
 torch.set_num_threads(1)
 

@@ -29,10 +29,12 @@ from fedfleet.engine.kernels.fused_chain import Chain, NotAChain, chain_from
 from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import Batch, Chained, Classification, ClientIndex, Model, Params, Partition
+from fedfleet.workloads.classification import Classification
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.recurrent import PackedTanh
 from fedfleet.workloads.partitions.standard.even import Iid
+from fedfleet.workloads.workload import Batch, Chained, Model, Params, Partition
 
 from .setups import STEPS, digits
 from .test_execution_plan import Log

@@ -24,11 +24,12 @@ from fedfleet.engine.records.parquet import to_table
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.state.row_files import DIGEST, RowFiles, paths
 from fedfleet.engine.state.table import Table
-from fedfleet.workloads.base import ClientIndex, Split
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.partitions.natural import Natural
 from fedfleet.workloads.partitions.skew import Labels, Quantity
 from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid, Shards
 from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.workload import Split
 
 from .setups import STEPS, digits
 

@@ -11,7 +11,7 @@ import pytest
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ClientFailed, ConfigError, EvaluationFailed, FedFleetError, MethodFailed, RemoteCause
-from fedfleet.workloads.base import Split
+from fedfleet.workloads.workload import Split
 from tests.tune.commands import error_in, invoke
 
 PLUGIN = '''

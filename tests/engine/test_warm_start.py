@@ -19,7 +19,7 @@ from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.registry import resolve, signature
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.workloads.base import Stateless
+from fedfleet.workloads.stateless import Stateless
 from tests.test_conformance import Few, few, spec
 
 torch.set_num_threads(1)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from fedfleet.engine.planning import as_written
-from fedfleet.workloads.base import Split
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.problems.auc import Auc
+from fedfleet.workloads.workload import Split
 
 ANYONE = -1
 PATIENCE = 300

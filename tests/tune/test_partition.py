@@ -13,7 +13,7 @@ from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.records.partition_file import partition_digest, read_partition, write_partition
 from fedfleet.tune.files import load
 from fedfleet.tune.partition import PartitionSummary, measures, ordered
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 from tests.tune.commands import invoke
 
 LOCAL = ("engine.backend=local", "tracking.uri=none", "federation.rounds=1")

@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.errors import ConfigError
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small.small import Logistic
 from fedfleet.workloads.partitions.skew import PositiveRatio

@@ -21,10 +21,11 @@ from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.method_form.batch_norm import Buffered, join_trees, split_tree
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import Model, Stateless, buffers_of
 from fedfleet.workloads.data.parquet import Parquet
 from fedfleet.workloads.models.convolutional import Cnn4, ResNet18
 from fedfleet.workloads.models.norms import BatchNorm
+from fedfleet.workloads.stateless import Stateless, buffers_of
+from fedfleet.workloads.workload import Model
 from fedfleet.workloads.wrappers.noisy import Noisy
 
 SHAPE, CLASSES, LR = (1, 16, 16), 3, 0.1

@@ -17,8 +17,8 @@ from pyarrow import parquet
 
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
-from fedfleet.workloads.base import taken_notes
 from fedfleet.workloads.files.cache import DIGESTS, cached, read_sealed, seal_of, write_sealed
+from fedfleet.workloads.workload import taken_notes
 
 from ..faults.runs import Watch
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from fedfleet.workloads.base import Classification
+from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small.small import LeNet, Logistic, Mlp
 

@@ -13,12 +13,13 @@ from torch.func import vmap
 from fedfleet.engine.clients.tape import Tapes
 from fedfleet.engine.kernels.operators import kernels
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import PASS_OVER, Model, Stateless, buffers_of
 from fedfleet.workloads.models.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
 from fedfleet.workloads.models.recurrent import Lstm, Lstm4, Rnn, Stack, Tanh
 from fedfleet.workloads.models.small import recurrent
 from fedfleet.workloads.models.small.small import LeNet
 from fedfleet.workloads.models.transformer import Vit
+from fedfleet.workloads.stateless import Stateless, buffers_of
+from fedfleet.workloads.workload import PASS_OVER, Model
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid, Shards, repaired
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.partitions.natural import Natural
 from fedfleet.workloads.partitions.skew import DirichletPrior, Labels, PositiveRatio, Quantity
 

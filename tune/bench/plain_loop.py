@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing as mp
 from torch.nn import functional as F
 
-from ...workloads.base import Columns
+from ...workloads.workload import Columns
 from .fused import fused, state_of
 from .works import FEDERATIONS, WORKLOADS
 

@@ -27,11 +27,13 @@ import numpy as np
 from torch import nn
 
 from ...workloads import counted
-from ...workloads.base import Classification, ClientIndex, Columns, Model, Partition
+from ...workloads.classification import Classification
+from ...workloads.client_index import ClientIndex
 from ...workloads.models.convolutional import Cnn4, ResNet18
 from ...workloads.models.recurrent import Lstm, Rnn
 from ...workloads.models.small import LeNet, Logistic, Mlp
 from ...workloads.models.transformer import Vit
+from ...workloads.workload import Columns, Model, Partition
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ...engine.config.run_spec import RunSpec
-from ...workloads.base import Classification, Workload
+from ...workloads.classification import Classification
 from ...workloads.problems.minimax import OverClassification
+from ...workloads.workload import Workload
 from ...workloads.wrappers.wrapped import Wrapped
 
 ROWS = 2

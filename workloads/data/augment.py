@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import counted
-from ..base import Batch, Params
+from ..workload import Batch, Params
 from .images import FromFiles
 
 KINDS = ("crop", "flip")

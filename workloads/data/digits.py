@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Classification, Columns, Model, Partition
+from ..classification import Classification
 from ..models.small import Mlp
 from ..partitions.standard import Iid
+from ..workload import Columns, Model, Partition
 
 
 def every_fifth(labels: np.ndarray) -> np.ndarray:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..base import Model, Partition
 from ..models.small import LeNet
 from ..partitions.standard import Iid
+from ..workload import Model, Partition
 from .idx import File, Idx, IdxSet
 
 PUBLISHED = IdxSet(

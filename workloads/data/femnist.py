@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Columns, Model, Partition
 from ..files.leaf import read
 from ..files.roots import Layout, damaged
 from ..models.convolutional import FemnistCnn
 from ..partitions.natural import Natural, client_numbers
+from ..workload import Columns, Model, Partition
 from .images import FromFiles
 
 

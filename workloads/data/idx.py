@@ -15,10 +15,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..base import Columns
 from ..files.cache import cache_folder, read_sealed, write_sealed
 from ..files.roots import damaged, given_root
 from ..files.vision import torchvision_datasets
+from ..workload import Columns
 from .published import Published
 
 

@@ -16,11 +16,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Columns, Model, Partition
 from ..files.cells import check_finite, labels_of
 from ..files.roots import Found, Layout, damaged
 from ..models.small import Mlp
 from ..partitions.standard import Iid
+from ..workload import Columns, Model, Partition
 from .images import FromFiles
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

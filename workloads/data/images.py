@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..base import Columns, Model, Partition
 from ..files.cache import cached
 from ..files.cells import Column, Inputs, Labels, read_columns
 from ..files.roots import Found, Layout, damaged, locate
 from ..processors import processors
+from ..workload import Columns, Model, Partition
 from .published import Published
 
 CHUNK = 2000

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Columns, Model, Partition
 from ..models.small import LeNet
 from ..partitions.standard import Iid
+from ..workload import Columns, Model, Partition
 from .idx import File, Idx, IdxSet, numbers
 
 PUBLISHED = IdxSet(

@@ -21,11 +21,11 @@ from typing import ClassVar
 import numpy as np
 
 from .. import counted
-from ..base import HELD_OUT, Columns, Model, Partition
 from ..files.cells import Clients, Column, Feature, Inputs, Labels, Marks
 from ..files.roots import Found, Layout
 from ..models.small import Mlp
 from ..partitions.standard import Iid
+from ..workload import HELD_OUT, Columns, Model, Partition
 from .images import FromFiles, columns_of, pictures
 
 TRAIN = ("train", "training")

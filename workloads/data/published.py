@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import counted
-from ..base import Classification, Columns
+from ..classification import Classification
+from ..workload import Columns
 
 EACH = 8
 """Rows of a synthetic natural client (writer, role or user)."""

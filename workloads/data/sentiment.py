@@ -18,11 +18,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Model, Partition
 from ..files.cells import Clients, Labels, Texts
 from ..files.roots import Layout, damaged
 from ..models.recurrent import Rnn
 from ..partitions.standard import Iid
+from ..workload import Model, Partition
 from .images import columns_of
 from .text import Rows, Text
 

@@ -14,12 +14,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Columns, Model, Partition
 from ..files.leaf import read
 from ..files.roots import Layout, damaged
 from ..metrics import perplexity
 from ..models.recurrent import Lstm
 from ..partitions.natural import Natural
+from ..workload import Columns, Model, Partition
 from .text import Rows, Tokens, columns_of
 
 CHARACTERS = " !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

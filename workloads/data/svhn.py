@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Columns, Model, Partition
 from ..files.roots import Layout, damaged
 from ..files.vision import torchvision_datasets
 from ..models.convolutional import Cnn4
 from ..partitions.standard import Iid
+from ..workload import Columns, Model, Partition
 from .augment import Augmented
 
 

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..base import Batch, Columns, Model, Partition
 from ..files.cache import digest
 from ..files.roots import Found
 from ..models.embeddings import PAD, Embedded, Fixed, drawn, read
 from ..models.recurrent import Rnn
 from ..partitions.natural import client_numbers
 from ..partitions.standard import Iid
+from ..workload import Batch, Columns, Model, Partition
 from .images import FromFiles
 
 WORD = re.compile(r"[a-z0-9']+|[!?.,]")

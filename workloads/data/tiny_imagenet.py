@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Columns, Model, Partition
 from ..files.roots import Layout, damaged
 from ..models.small import LeNet
 from ..partitions.standard import Iid
+from ..workload import Columns, Model, Partition
 from .augment import Augmented
 from .images import pictures, read_pictures
 

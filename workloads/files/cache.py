@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ..base import Columns, note
+from ..workload import Columns, note
 
 VERSION = "2"
 """Part of every digest. Increase it when a change makes the same files decode to other columns."""

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import counted
-from ..base import Keyed, Model
 from ..files.vision import torchvision_models
+from ..stateless import Keyed
+from ..workload import Model
 from .norms import Norm, normalising
 
 STAGES = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 
-from ..base import Running
+from ..stateless import Running
 
 Norm = Literal["batch", "group", "none"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from ..base import PASS_OVER, Model
+from ..workload import PASS_OVER, Model
 from .convolutional import Dropout
 from .derivatives import first_derivatives_only
 

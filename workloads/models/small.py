@@ -8,7 +8,7 @@ from math import prod
 
 from torch import nn
 
-from ..base import Model
+from ..workload import Model
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..base import Model
+from ..workload import Model
 from .convolutional import Dropout, images
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from .. import counted
-from ..base import ClientIndex, Partition
+from ..client_index import ClientIndex
+from ..workload import Partition
 from .standard import gathered, in_random_order
 
 

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from .. import counted
-from ..base import ClientIndex, Partition
+from ..client_index import ClientIndex
+from ..workload import Partition
 from .standard import enough, gathered, in_random_order, repaired
 
 DRAWS = 100_000

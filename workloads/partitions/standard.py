@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from .. import counted
-from ..base import ClientIndex, Partition
+from ..client_index import ClientIndex
+from ..workload import Partition
 
 
 def enough(rows: int, clients: int, each: int = 1) -> None:

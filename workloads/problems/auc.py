@@ -29,9 +29,10 @@ import torch
 from torch import Tensor
 
 from .. import metrics
-from ..base import Batch, ClientIndex, Columns, Params, Split, Workload
+from ..client_index import ClientIndex
 from ..data.digits import Digits
 from ..partitions.skew import PositiveRatio
+from ..workload import Batch, Columns, Params, Split, Workload
 from .minimax import OverClassification
 
 SCALARS = ("primal.w1", "primal.w2", "dual.w3")

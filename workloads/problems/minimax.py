@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..base import Batch, Classification, Params, Split, Workload, check_logits
+from ..classification import Classification, check_logits
+from ..workload import Batch, Params, Split, Workload
 
 PRIMAL, DUAL, NET = "primal.", "dual.", "primal.net."
 

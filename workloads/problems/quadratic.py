@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from .. import counted
-from ..base import Batch, ClientIndex, Params, Split, Workload
+from ..client_index import ClientIndex
 from ..settings import check_finite_from
+from ..workload import Batch, Params, Split, Workload
 
 GAP = 4.0
 """a of the counterexample: the distance between the two clients' optima."""

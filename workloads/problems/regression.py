@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from .. import counted
-from ..base import Batch, Classification, ClientIndex, Columns, Model, Params, Partition, Split, Workload
+from ..classification import Classification
+from ..client_index import ClientIndex
 from ..models.small import Logistic
 from ..partitions.standard import Iid
 from ..settings import check_finite_from
+from ..workload import Batch, Columns, Model, Params, Partition, Split, Workload
 
 
 def normals(seed: int, what: str, client: int, count: int) -> np.ndarray:

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base import Batch, Columns, Params, Workload, cross_entropy
+from ..classification import cross_entropy
 from ..data.digits import Digits
 from ..models.small import Logistic
+from ..workload import Batch, Columns, Params, Workload
 from .minimax import OverClassification
 
 WEIGHTS = "dual.a"

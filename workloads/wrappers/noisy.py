@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from .. import counted
-from ..base import Batch, ClientIndex, Params, Split
+from ..client_index import ClientIndex
 from ..settings import check_finite_from
+from ..workload import Batch, Params, Split
 from . import noise
 from .wrapped import Wrapped, unseen
 

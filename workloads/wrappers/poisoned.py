@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from .. import counted
-from ..base import Batch, Chained, ClientIndex, Columns, Params, Split
+from ..client_index import ClientIndex
+from ..workload import Batch, Chained, Columns, Params, Split
 from .wrapped import Wrapped, unseen
 
 

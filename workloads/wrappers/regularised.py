@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..base import Batch, Params
 from ..settings import check_finite_from
+from ..workload import Batch, Params
 from .wrapped import Wrapped, unseen
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..base import Batch, Columns, Params, Split, Workload
+from ..workload import Batch, Columns, Params, Split, Workload
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedfleet.algorithms.local import Rule
 from fedfleet.algorithms.parts.rules import Averaged, Sgd
-from fedfleet.workloads.base import Model
+from fedfleet.workloads.workload import Model
 
 
 @dataclass(frozen=True)

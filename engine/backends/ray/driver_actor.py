@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from torch import Tensor
 
-from ....workloads.base import Columns, taken_notes
+from ....workloads.workload import Columns, taken_notes
 from ...accelerators.memory import bounded_memory
 from ...accelerators.settings import computing
 from ...cohorts.tasks import steps_of

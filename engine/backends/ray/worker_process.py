@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ....workloads.base import ClientIndex
+from ....workloads.client_index import ClientIndex
 from ...accelerators import settings
 from ...accelerators.faults import is_device_lost
 from ...accelerators.memory import bound_memory

@@ -1,0 +1,224 @@
+"""The base class of workloads that classify: inputs with labels, trained by cross-entropy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
+from torch.nn import functional as F
+
+from .client_index import check_index
+from .drawing import initial
+from .files.cells import labels_of
+from .metrics import auc
+from .stateless import NETWORK, Stateless, buffers_of, parameters_of
+from .workload import (
+    TEST_SET,
+    TRAINING_SET,
+    Batch,
+    Chained,
+    Columns,
+    Model,
+    Params,
+    Partition,
+    Split,
+    UnfitOutput,
+    Workload,
+)
+
+
+def check_logits(logits: object) -> object:
+    """The output of a network for a batch. Raises UnfitOutput unless it is one tensor."""
+    if isinstance(logits, Tensor):
+        return logits
+    got = type(logits).__name__
+    if isinstance(logits, tuple | list):
+        got += f" of {', '.join(type(part).__name__ for part in logits)}"
+    elif isinstance(logits, Mapping):
+        got += f" with {', '.join(map(str, logits))}"
+    raise UnfitOutput(
+        f"the network must return one tensor of logits, (B, classes), got a {got}; return the logits alone, or "
+        "override `logits` in the workload"
+    )
+
+
+NO_LABEL = -(1 << 63)
+"""A number that is never a label. By default torch ignores rows of label -100, but only outside of vmap."""
+
+
+def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
+    """(B,) from logits (B, classes) and labels (B,) of any integer type. Logits in bfloat16 are converted to float32,
+    because a softmax needs its precision. Raises IndexError, or RuntimeError under vmap, for a label that is no class.
+    """
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    label = label if label.dtype == torch.int64 or label.is_floating_point() else label.long()
+    if not is_batchedtensor(logits):
+        return F.cross_entropy(logits, label, reduction="none", ignore_index=NO_LABEL)
+    # Under vmap torch decomposes its own function in Python, which imports sympy.
+    return -F.log_softmax(logits, -1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
+
+
+def constants(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(n,): the values. They are made on the device: a copy from the processor would make the processor wait."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return torch.cat([torch.full((1,), value, dtype=dtype, device=device) for value in values])
+
+
+@dataclass(frozen=True)
+class Classification(Workload):
+    """Inputs with labels, trained by cross-entropy. A data set defines `load` and the class constants.
+
+    `classes`: number of classes. `shape`: shape of one input, (channels, height, width) for images. `mean`, `std`: one
+    number per channel; inputs are normalised by them after bytes have been scaled to [0, 1].
+
+    This class splits the rows by `partition`, builds `model` with weights from the seed, and reports loss and accuracy,
+    with two classes also the AUC. A subclass with other inputs overrides `inputs`; one with another loss overrides
+    `losses`.
+    """
+
+    model: Model
+    partition: Partition
+
+    classes: ClassVar[int]
+    shape: ClassVar[tuple[int, ...]]
+    mean: ClassVar[tuple[float, ...]] = (0.0,)
+    std: ClassVar[tuple[float, ...]] = (1.0,)
+
+    def build(self) -> nn.Module:
+        """A new network; see `Model.build`."""
+        return self.model.build(self.shape, self.classes)
+
+    def check(self) -> None:
+        _ = self.buffers
+
+    @cached_property
+    def outline(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride]
+        with torch.device("meta"):
+            return self.build()
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return buffers_of(self.outline)
+
+    @cached_property
+    def frozen_names(self) -> tuple[str, ...]:
+        """The names of the parameters that need no gradient (`requires_grad_(False)`)."""
+        return tuple(name for name, (value, _) in parameters_of(self.outline).items() if not value.requires_grad)
+
+    @abstractmethod
+    def load(self) -> tuple[Columns, Columns]:
+        """The columns of the training and of the test rows; `split` calls it.
+
+        Required are "input", (n, *shape), uint8 or floats, and "label", (n,), whole numbers below `classes`. Training
+        rows may also have "client", (n,), the natural client of each row, for the partition `natural`, and "held_out",
+        (n,) bool, rows that their client does not train on. Other columns come to `losses` in the batch.
+        """
+
+    def split(self, seed: int, clients: int) -> Split:
+        train, test = (
+            {**columns, "label": labels_of(columns["label"], self.classes, part)}
+            for part, columns in zip((TRAINING_SET, TEST_SET), self.load(), strict=True)
+        )
+        column = self.partition.column
+        if column not in train:
+            raise ValueError(
+                f"partition: the training rows must have a column {column!r}, got the columns {', '.join(train)}; "
+                "choose another partition"
+            )
+        client_index = self.partition.deal(train[column], clients, seed)
+        check_index(client_index, len(train["label"]))
+        train, test = ({k: v for k, v in columns.items() if k != "client"} for columns in (train, test))
+        return Split(train, test, client_index)
+
+    def check_split(self, split: Split, most: float) -> None:
+        super().check_split(split, most)
+        for part, columns in split.named:
+            labels_of(columns["label"], self.classes, part)
+
+    def init(self, seed: int) -> dict[str, Tensor]:
+        module = initial(self.build, seed)
+        trained = {name: value for name, (value, _) in parameters_of(module).items() if name not in self.frozen_names}
+        buffers = {name: module.get_buffer(name) for name in self.buffers}
+        return {name: value.detach().clone() for name, value in {**trained, **buffers}.items()}
+
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        if not self.frozen_names:
+            return {}
+        parameters = parameters_of(initial(self.build, seed))
+        return {name: parameters[name][0].detach().clone() for name in self.frozen_names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings without the modules: `network` keeps the tensors of its last call, and those of a vectorised
+        call cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("network", "outline")}
+
+    @cached_property
+    def network(self) -> Stateless:
+        """The network as a function of its tensors. It is built in another thread, because its first use may be under
+        vmap, where weights cannot be drawn."""
+        with ThreadPoolExecutor(1) as outside_vmap:
+            return NETWORK.get()(outside_vmap.submit(initial, self.build, 0).result())
+
+    def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """(B, *shape) in `dtype`: the normalised inputs of the network. Bytes are divided by 255 first."""
+        x = batch["input"]
+        x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
+        if self.mean == (0.0,) and self.std == (1.0,):
+            return x
+        channels = (-1,) + (1,) * (len(self.shape) - 1)
+        mean, std = (constants(values, dtype, x.device).view(channels) for values in (self.mean, self.std))
+        return (x - mean) / std
+
+    def logits(self, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
+        """(B, classes). `key`: the batch's key in training, None in evaluation."""
+        return self.network(p, self.inputs(batch, next(iter(p.values())).dtype), key, batch.get("weight"))
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        losses = cross_entropy(self.logits(p, batch, batch.get("key")), batch["label"])
+        return losses + self.network.drift(p) if self.buffers and "key" in batch else losses
+
+    def trial(self, p: Params, batch: Batch) -> object:
+        logits = self.logits(p, batch, batch.get("key"))
+        return logits if "losses" in self.overridden else check_logits(logits)
+
+    @property
+    def overridden(self) -> list[str]:
+        """The names of those functions that compute the loss and that a subclass has replaced."""
+        names = ("losses", "logits", "inputs", "network")
+        return [
+            name
+            for name in names
+            if getattr(type(self), name) is not getattr(Classification, name)
+            or (name != "network" and name in vars(self))
+        ]
+
+    @property
+    def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self.overridden else Chained(self.network.module, self.shape, self.inputs)
+
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        logits, label = self.logits(p, batch), batch["label"]
+        loss = cross_entropy(logits, label)
+        columns = {"loss": loss, "accuracy": (logits.argmax(-1) == label).to(loss.dtype)}
+        if self.whole:
+            # The difference orders the examples as the probability of class 1 does, and has more digits near 1.
+            columns |= {"score": logits[:, 1] - logits[:, 0], "label": label}
+        return columns
+
+    @property
+    def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("score", "label") if self.classes == 2 else ()
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        """With two classes, the area under the ROC curve; empty if the test rows are all of one class."""
+        if not columns or len(set(columns["label"].tolist())) < 2:
+            return {}
+        return {"auc": auc(columns["score"], columns["label"] == 1)}

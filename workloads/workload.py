@@ -1,0 +1,226 @@
+"""The contract of a workload: the data of every client, the initial model, the loss, and the reported metrics.
+
+A new data set is one short file: a frozen dataclass that extends `Classification` and defines `load`, or one that
+extends `Workload` and defines all four of its abstract methods. Losses and reports are written for the batch of one
+client and return one number per example. The engine averages these numbers, so padded examples do not count and the
+clients of a block can be vectorised. `losses` must follow the rules of vectorised code: it is a pure function, writes
+nothing in place, does not branch on the values of tensors, and draws random numbers from `batch["key"]` alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .client_index import ClientIndex
+from .files.cells import check_finite
+
+PASS_OVER: ContextVar[bool] = ContextVar("PASS_OVER", default=False)
+"""Whether losses may pass over padded places of sequences, for which they branch on the values of a mask. The engine
+sets it for kernels that are proven on the data of the run."""
+
+
+_notes: list[str] = []
+
+
+def note(line: str) -> None:
+    """Add a line to the log of the run that loads its data now."""
+    _notes.append(line)
+
+
+def taken_notes() -> list[str]:
+    """The lines of `note` since the last call."""
+    lines, _notes[:] = list(_notes), []
+    return lines
+
+
+Columns = Mapping[str, np.ndarray]
+"""name -> array of shape (n, ...); n is the same for all columns, and each row is one example."""
+
+
+Params = Mapping[str, Tensor]
+"""name -> tensor: the parameters of the model, trained and frozen, and, where it has any, its running statistics."""
+
+
+Batch = Mapping[str, Tensor]
+"""The columns of one batch, each (B, ...), under their names in `Columns`.
+
+A training batch has two more entries. "key", () int64, is the source of randomness of this client and this step (see
+`counted`). "weight", (B,), is present where some client of the block has a short batch: the weight of each example in
+the mean loss; the weights sum to 1, and padded examples have weight 0. A batch for `report` has neither.
+"""
+
+
+HELD_OUT = "held_out"
+"""Name of an optional training column, (n,) bool: true in rows that their client keeps for testing. The engine removes
+the column before batches are made."""
+
+
+class Split(NamedTuple):
+    """The data of a run.
+
+    `train`: the columns of all training rows; a batch is made of rows of all these columns. `test`: the columns of the
+    test rows, which belong to no client; they may differ from those of `train`, unless the run evaluates on the
+    clients' own rows. `client_index`: the training rows of each client; every client must have at least one.
+    """
+
+    train: Columns
+    test: Columns
+    client_index: ClientIndex
+
+    @property
+    def named(self) -> tuple[tuple[str, Columns], tuple[str, Columns]]:
+        """The columns of the training and of the test rows, each with its name for messages."""
+        return (TRAINING_SET, self.train), (TEST_SET, self.test)
+
+
+TRAINING_SET, TEST_SET = "the training set", "the test set"
+
+
+class Partition(ABC):
+    """A rule that assigns training rows to clients. A subclass is a frozen dataclass of settings."""
+
+    table: ClassVar[str] = "PARTITIONS"
+    column: ClassVar[str] = "label"
+    """The training column that `deal` gets. A data set whose rows belong to natural clients (writers, users) has their
+    numbers in the column "client"."""
+
+    @abstractmethod
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
+        """The rows of each of `clients` clients. `Classification.split` calls it.
+
+        `labels`: (n,) the entries of `column` in the training rows. The result follows from the arguments alone:
+        randomness comes from `counted.numpy_generator(seed, ...)`. Raises ValueError where a client would have no row.
+        """
+
+
+class Model(ABC):
+    """A recipe for a network. A subclass is a frozen dataclass of settings and holds no tensors."""
+
+    table: ClassVar[str] = "MODELS"
+
+    @abstractmethod
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A new module that maps inputs (B, *shape) to logits (B, classes). `shape` is (channels, height, width) for
+        images and (length, width of a vector) for texts.
+
+        Initial weights are drawn from torch's global generator, which the caller seeds. The module must run under
+        `torch.func.vmap`: nothing in place, `Keyed` modules for random layers, `norms.BatchNorm` for batch norm.
+        Raises ValueError for a shape that the network cannot take.
+        """
+
+
+class Chained(NamedTuple):
+    """Says that the loss is the cross-entropy of `network(inputs)` and the column "label", and nothing else.
+
+    `shape`: the shape of one input. `inputs`: function (batch, dtype) -> (B, *shape), which reads the column "input"
+    alone and treats each example by itself.
+    """
+
+    network: nn.Module
+    shape: tuple[int, ...]
+    inputs: Callable[[Batch, torch.dtype], Tensor]
+
+
+class Workload(ABC):
+    """A learning problem: data, initial model, loss and metrics. A subclass is a frozen dataclass of settings.
+
+    The engine calls the methods in this order. `check`, in the process that starts the run. `split`, in the process of
+    the driver, whose columns are then shared with all workers. `init`, in the driver and in every worker. `losses`, in
+    the workers, once for every gradient that the method asks for in a local step, for one client or vectorised over a
+    block of clients, and where a sampler asks for the loss of a model, with modules in `eval()`. `report`, in the
+    workers, at every evaluation, on slices of the test rows; then `summary`, in the driver, once for every evaluation.
+
+    Workloads are pickled and sent to the workers, so they must not hold data or tensors.
+    """
+
+    table: ClassVar[str] = "WORKLOADS"
+
+    def check(self) -> None:  # noqa: B027 most workloads have nothing to check
+        """Raise ValueError if the data are not available. It must return quickly: nothing has been started yet."""
+
+    @abstractmethod
+    def split(self, seed: int, clients: int) -> Split:
+        """The data of a run with `clients` clients. The result follows from the settings and the arguments alone;
+        `seed` is the seed of the run."""
+
+    @abstractmethod
+    def init(self, seed: int) -> dict[str, Tensor]:
+        """The initial model, name -> tensor on the CPU, without its frozen tensors. The same seed must give the same
+        tensors in every process. The engine converts them to the run's dtype."""
+
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        """The frozen tensors of the model, name -> tensor on the CPU. They are constants of the run: they are neither
+        trained nor sent, methods do not see them, and no client has a copy of its own.
+
+        Their names are none of those of `init`. `losses`, `trial` and `report` get them beside the other tensors, in
+        the same dtype. The same seed must give the same tensors in every process.
+        """
+        return {}
+
+    @abstractmethod
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        """(B,): the loss of each example of a training batch of one client, with a gradient in the tensors of `p` that
+        `init` has.
+
+        `p` is in the run's dtype; the columns of `batch` have the types of `Split.train`. The engine computes the mean,
+        with the batch's weights where it has them.
+        """
+
+    @abstractmethod
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        """name -> (B,): the metrics of each example of a batch of test rows. What is recorded for a test set is the
+        mean over all of its examples, except for the columns that `whole` names. Modules are in `eval()`."""
+
+    def trial(self, p: Params, batch: Batch) -> object:
+        """One forward pass of training, on a batch with a "key". The engine runs it before round 1 and refuses modules
+        that draw from global generators. The result is not used. Raises UnfitOutput for a
+        network whose output does not fit."""
+        return self.losses(p, batch)
+
+    may_be_missing: tuple[str, ...] = ()
+    """Columns in which NaN and infinity have a meaning to `losses`. In every other column they are refused."""
+
+    def check_split(self, split: Split, most: float) -> None:
+        """Raise ValueError if a training or test column holds NaN, infinity, or a number larger than `most`, which is
+        the largest number of the run's dtype."""
+        for part, columns in split.named:
+            for name, column in columns.items():
+                if name not in self.may_be_missing:
+                    check_finite(column, part, name, most)
+
+    whole: tuple[str, ...] = ()
+    """Columns of the report that are not averaged: `summary` gets all of their entries, for example for a ranking."""
+
+    buffers: tuple[str, ...] = ()
+    """The tensors of `init` that are running statistics. Methods do not see them, and the server averages them. The
+    gradient of `losses` at a buffer must be its old value minus its new one, so that a plain gradient step of size 1
+    gives the new value."""
+
+    chained: Chained | None = None
+    """Set where `losses` is nothing but the cross-entropy of a network's logits; the engine may then compute the loss
+    with a fused kernel."""
+
+    outline: nn.Module | None = None
+    """The network without its numbers, on the device "meta", where the workload has one."""
+
+    lower: tuple[str, ...] = ("loss",)
+    """Metrics of which lower values are better. This decides which clients count as the worst."""
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        """Metrics that are not means over examples; they are recorded beside the means.
+
+        `means`: the recorded means of the report. `columns`: those columns of the report that `whole` names, each (n,),
+        for all n test rows in their order.
+        """
+        return {}
+
+
+class UnfitOutput(ValueError):
+    """A network gives something that its loss cannot be computed from."""
