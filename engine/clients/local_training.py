@@ -433,8 +433,8 @@ class Gradient(torch.autograd.Function):
 
     The clients of a block are independent, so the gradient of the sum of their losses has the gradient of each client
     in its row. Therefore vmap runs only the forward pass, and plain autograd the backward pass. (`torch.func.grad`
-    inside vmap gives the same numbers, but its first call loads torch's compiler, which costs every worker memory and
-    time, see docs/design.md.)
+    inside vmap gives the same numbers, but its first call loads torch's compiler: with torch 2.13, 76 MiB and 1.3 s
+    of a processor in every worker.)
     """
 
     generate_vmap_rule = False
