@@ -1,1 +1,6 @@
-"""What the engine needs to know of a method: the shapes of its states. Also BatchNorm statistics outside of methods."""
+"""What the engine needs to know of a method without knowing its name: the form of what it keeps and sends.
+
+state_spec  the shapes of a method's states and messages; rows, bytes and the parsing of sums follow from them
+numbers     a method's numbers, such as step sizes, apart from everything else: methods of one form differ only in them
+batch_norm  running statistics beside a method, which never sees them
+"""

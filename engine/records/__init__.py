@@ -1,1 +1,10 @@
-"""The records of a run: numbers per round and per client, events, columns and the partition."""
+"""What a run leaves to be read: numbers of rounds and of clients, events, and where it comes from.
+
+history         the records of all rounds so far, in columns: a record is column name -> number
+parquet         the same as rounds.parquet, and what each column means: the place to look for a column
+per_client      what each client did in a round (tracking.clients)
+event_log       lines for the log, kept until another thread has read them
+partition_file  which client has which rows
+lineage         which run a fork is a fork of
+arrow_columns   columns of examples as an Arrow table, without a copy
+"""
