@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Round, Server
+from ..aggregation.stage import Aggregated, StageState
 from ..cohorts.tasks import (
     MOST_TASKS,
     VERSIONS,
@@ -46,7 +47,6 @@ from ..records.history import Record
 from ..reduction.accumulator import FACTS, added
 from ..reduction.round_totals import TIMES, RoundTotals
 from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
-from .aggregation import Aggregated, StageState
 from .driver import DataSummary, Driver
 from .pool import Phase
 

@@ -23,6 +23,7 @@ from ..accelerators.notes import notes_in
 from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
 from ..aggregation.planning import largest_cohort, row_files
+from ..aggregation.stage import Aggregated, StageRunner, StageState
 from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory
 from ..cohorts.samplers import norm_weights
@@ -56,7 +57,6 @@ from ..state.retention import (
 from ..state.row_files import remove_files
 from ..state.table import Table
 from ..user_code import plugin_errors
-from .aggregation import Aggregated, StageRunner, StageState
 from .divergence import check, growth_limit
 from .pool import Phase, Pool
 from .retry import Retry

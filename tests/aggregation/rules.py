@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedfleet.algorithms.aggregation.contract import Aggregator, Before, Decision, Rows, product
+from fedfleet.engine.aggregation.defence import transformed
 from fedfleet.engine.aggregation.sorting import sort_columns
 from fedfleet.engine.config.registry import Registry
-from fedfleet.engine.rounds.defence import transformed
 from fedfleet.workloads import counted
 
 REGISTRY = Registry()

@@ -15,12 +15,12 @@ from fedfleet.algorithms.aggregation.contract import in_proportion
 from fedfleet.algorithms.aggregation.krum import MultiKrum
 from fedfleet.algorithms.aggregation.nnm import Nnm
 from fedfleet.engine.aggregation.planning import largest_cohort, round_sizes
+from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.cohorts.sampling import cohort_sizes, sample_cohort
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Federation, experiment
 from fedfleet.engine.errors import ConfigError, StoreFull
-from fedfleet.engine.rounds.aggregation import StageRunner
 from tests.aggregation.test_engine import NNM_KRUM, RESISTS, StopsAfter, same, spec, with_checkpoints
 from tests.faults.runs import Watch, plan, rule, setting, visitor
 

@@ -25,6 +25,7 @@ from fedfleet.algorithms.contract import Algorithm, Message, Round, Server
 from fedfleet.engine.aggregation.message_rows import make_rows
 from fedfleet.engine.aggregation.passes import PassTask
 from fedfleet.engine.aggregation.planning import row_files
+from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.aggregation.staged import StagedMessages
 from fedfleet.engine.aggregation.vectors import vector_leaves, with_vector_leaves
 from fedfleet.engine.api import run
@@ -33,7 +34,6 @@ from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.reduction.accumulator import block_sums
 from fedfleet.engine.reduction.round_totals import RoundTotals
-from fedfleet.engine.rounds.aggregation import StageRunner
 from fedfleet.engine.state.retention import message_folder
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.norms import BatchNorm

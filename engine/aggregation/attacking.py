@@ -15,15 +15,15 @@ from torch import Tensor
 from ...algorithms.aggregation.contract import Rows, product
 from ...algorithms.attacks.contract import CohortAttack, Plan, Seen
 from ...workloads import counted
-from ..aggregation.passes import Forged, RowsOf
-from ..aggregation.planning import largest_cohort, number_of_faults
-from ..aggregation.vectors import Vector
 from ..errors import MethodFailed
 from ..user_code import plugin_errors
 from .defence import Cohort, Decided, Defence, Passes, combined_gram, has_further_row, reads_gram
+from .passes import Forged, RowsOf
+from .planning import largest_cohort, number_of_faults
+from .vectors import Vector
 
 if TYPE_CHECKING:
-    from .aggregation import Collected
+    from .stage import Collected
 
 Remembered = tuple[tuple[tuple[Tensor, ...], tuple[tuple[Tensor, ...], ...]], ...]
 

@@ -19,17 +19,6 @@ from ...algorithms.aggregation.contract import Mean, Rows, product
 from ...algorithms.attacks.contract import CohortAttack
 from ...algorithms.contract import Message, Round
 from ...workloads import counted
-from ..aggregation.message_rows import FURTHER, MessageRows, capacity
-from ..aggregation.passes import RowsOf
-from ..aggregation.planning import collects, further_row, largest_cohort, number_of_faults, planned_rule
-from ..aggregation.vectors import (
-    PIECE,
-    Span,
-    Vector,
-    vector_leaves,
-    vectors_of,
-    with_vector_leaves,
-)
 from ..cohorts.tasks import TrainingTask
 from ..config.run_spec import RunSpec
 from ..errors import ConfigError
@@ -46,6 +35,17 @@ from .defence import (
     StageState,
     has_further_row,
     reads_gram,
+)
+from .message_rows import FURTHER, MessageRows, capacity
+from .passes import RowsOf
+from .planning import collects, further_row, largest_cohort, number_of_faults, planned_rule
+from .vectors import (
+    PIECE,
+    Span,
+    Vector,
+    vector_leaves,
+    vectors_of,
+    with_vector_leaves,
 )
 
 GRAMS = 8

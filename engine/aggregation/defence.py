@@ -9,15 +9,15 @@ import numpy as np
 from torch import Tensor
 
 from ...algorithms.aggregation.contract import UNIT, Aggregator, Before, Decision, Rows, product
-from ..aggregation.passes import PassTask, RowsOf, add_grams, in_piece
-from ..aggregation.vectors import Piece, Vector, in_tasks, pieces_of
 from ..errors import MethodFailed, TooFewMessages
 from ..reduction.round_totals import RoundTotals
 from ..reduction.tree import TaskResult
 from ..user_code import plugin_errors
+from .passes import PassTask, RowsOf, add_grams, in_piece
+from .vectors import Piece, Vector, in_tasks, pieces_of
 
 if TYPE_CHECKING:
-    from .aggregation import StageRunner
+    from .stage import StageRunner
 
 RunPass = Callable[[Sequence[PassTask]], Iterable[TaskResult]]
 
