@@ -158,6 +158,12 @@ def test_rooms_import_only_the_rooms_below(module: str):
 
 
 @pytest.mark.parametrize("module", MODULES)
+def test_own_modules_exist(module: str):
+    wrong = [found.where for found in imports(module) if found.ours and found.target not in MODULES]
+    assert not wrong, "no such modules, they may have been moved:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_own_modules_are_imported_relatively(module: str):
     wrong = [found.where for found in imports(module) if found.ours and not found.relative]
     assert not wrong, "write `from .` or `from ..`, which editors and type checkers follow:\n" + "\n".join(wrong)

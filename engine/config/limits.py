@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, type_and_first_line
+from ..memory import bounded_address_space, is_out_of_memory
+from ..user_code import location_clause
+from .schema import part_name
 
 
 def physical_memory() -> int:
@@ -30,6 +36,25 @@ def check_size(outline: nn.Module) -> None:
             f"workload.model: the model must fit into memory, got {count:,} parameters, {size / 1e9:,.0f} GB, where "
             f"this machine has {memory / 1e9:,.0f} GB; choose a smaller one"
         )
+
+
+@contextmanager
+def building_model(workload: Any) -> Iterator[None]:
+    """For code that builds a model: raises ConfigError if there is not enough memory for the model.
+
+    workload: as the experiment gives it. The address space is bounded meanwhile. Without the bound the kernel would
+    kill the process.
+    """
+    try:
+        with bounded_address_space():
+            yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"workload: the model of {part_name(workload)} cannot be allocated ({type_and_first_line(error)})"
+            f"{location_clause(error)}, got {workload}; choose a smaller model"
+        ) from error
 
 
 def check_folder(key: str, path: str | Path) -> None:

@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from ..privacy.accounting import Adjacency, Kind, Releases, Sequence, calibrate, epsilon, last_round, library_version
 from . import schedules
 from .registry import Registry, check
-from .schema import Experiment
+from .schema import Experiment, part_name
 
 if TYPE_CHECKING:
     import torch
@@ -282,8 +282,8 @@ class PrivacyPlan(Clip):
     def _check_quantile(self, quantile: Quantile) -> None:
         if "poisson" not in self.mechanism.samplings:
             raise refusal(
-                f"clip: quantile goes with mechanism gaussian, got {name_of(self.settings.mechanism)}; give clip as a "
-                "number"
+                f"clip: quantile goes with mechanism gaussian, got {part_name(self.settings.mechanism)}; give clip as "
+                "a number"
             )
         if self.settings.shares:
             raise refusal("clip: quantile goes with joint clipping, got shares; give clip as a number, or drop shares")
@@ -295,7 +295,7 @@ class PrivacyPlan(Clip):
 
     def _check_sampling(self) -> None:
         settings, federation = self.settings, self.experiment.federation
-        kind, called = federation.sampling, name_of(settings.mechanism)
+        kind, called = federation.sampling, part_name(settings.mechanism)
         if settings.as_if is not None:
             if "poisson" not in self.mechanism.samplings:
                 raise refusal(f"as_if goes with mechanism gaussian, got {called}; drop as_if")
@@ -361,11 +361,11 @@ class PrivacyPlan(Clip):
             raise refusal("start: gradient is a pass over all clients, which has no bound; choose start: zeros")
         if uses_norm2(method):
             raise refusal(
-                f"{name_of(self.experiment.method)} uses the mean of |y_K - x|^2, which no bound on a message's norm "
+                f"{part_name(self.experiment.method)} uses the mean of |y_K - x|^2, which no bound on a message's norm "
                 "makes private; choose another server rule"
             )
         if method.not_private:
-            raise refusal(f"{name_of(self.experiment.method)} has no private form: {method.not_private}")
+            raise refusal(f"{part_name(self.experiment.method)} has no private form: {method.not_private}")
 
     def check_message(self, message: Message) -> None:
         """Raise ConfigError for a message with single numbers, or if `scales` or `shares` name what is not sent.
@@ -375,7 +375,7 @@ class PrivacyPlan(Clip):
             if not leaf.ndim:
                 remedy = "choose another method, or carry: keep" if name == "carried" else "choose another method"
                 raise refusal(
-                    f"{name_of(self.experiment.method)} sends a number of steps ({name}), which would take up the "
+                    f"{part_name(self.experiment.method)} sends a number of steps ({name}), which would take up the "
                     f"bound on its messages, and which noise would falsify; {remedy}"
                 )
         sent = list(dict.fromkeys(names))
@@ -384,18 +384,13 @@ class PrivacyPlan(Clip):
             if numbers and wrong:
                 got = ", ".join(numbers)
                 raise refusal(
-                    f"{name} must name what is sent, got {{{got}}}; {name_of(self.experiment.method)} sends "
+                    f"{name} must name what is sent, got {{{got}}}; {part_name(self.experiment.method)} sends "
                     f"{', '.join(sent)}"
                 )
 
 
 def refusal(sentence: str) -> ConfigError:
     return ConfigError(f"privacy: {sentence}")
-
-
-def name_of(spec: Any) -> str:
-    """The name of a part, as it was configured."""
-    return str(spec.get("name") if isinstance(spec, dict) else spec if isinstance(spec, str) else type(spec).__name__)
 
 
 def uses_norm2(method: Any) -> bool:

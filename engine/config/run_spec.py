@@ -25,12 +25,11 @@ from ..user_code import plugin_errors
 from . import schedules
 from .finite import check_finite
 from .held_out import hold_out
-from .limits import check_size
-from .memory_errors import building_model
+from .limits import building_model, check_size
 from .network import check_network
 from .privacy_plan import PrivacyPlan
 from .registry import Plugin, Registry, find_plugin
-from .schema import Engine, Experiment
+from .schema import Engine, Experiment, part_name
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
@@ -278,9 +277,20 @@ class RunSpec:
         wanted = self.experiment.engine.kernels
         return "torch" if wanted == "auto" else wanted
 
+    def memory_remedy(self) -> str:
+        """A clause for messages about memory: how large a block and the model are, and the settings to lower."""
+        parameters = sum(self.layout.sizes)
+        lower = "engine.block, engine.workers" if self.experiment.engine.backend == "ray" else "engine.block"
+        return (
+            f"a block has {self.block(parameters)} clients, and the model of workload "
+            f"{part_name(self.experiment.workload)} has {parameters:,} parameters, "
+            f"{self.dtype.itemsize * parameters / 2**20:,.1f} MiB for each client; "
+            f"lower {lower} or federation.local.batch, or choose a smaller model"
+        )
+
     def initial_model(self) -> Tree:
         """The model before round 1, without its frozen tensors. Its buffers, if it has any, are the last tensors."""
-        with building_model(self):
+        with building_model(self.experiment.workload):
             tensors = self.workload.init(self.experiment.seed)
             tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # moves buffers to the end
             if self.given_model is not None:
@@ -292,7 +302,7 @@ class RunSpec:
     def frozen(self) -> dict[str, Tensor]:
         """The frozen tensors of the model in the run's dtype, on the processor. They are constants of the run, of which
         no round, row, message or checkpoint has a copy."""
-        with building_model(self), plugin_errors("workload", settings=self.experiment.workload):
+        with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
             tensors = self.workload.frozen(self.experiment.seed)
             given = self.given_model or {}
             return {name: floats_to(self.dtype, given.get(name, value)) for name, value in tensors.items()}

@@ -671,7 +671,7 @@ class Experiment(Section):
     @property
     def title(self) -> str:
         """The names of the method and of the workload, as in "METHOD on WORKLOAD"."""
-        return f"{_name_of(self.method)} on {_name_of(self.workload)}"
+        return f"{part_name(self.method)} on {part_name(self.workload)}"
 
     @property
     def has_objects(self) -> bool:
@@ -713,16 +713,9 @@ def name_or_mapping(value: Any) -> Any:
     raise ValueError("must be a name or {name: …, arguments}")
 
 
-def part_name(spec: Any) -> str:
-    """The name in what `name_or_mapping` allows."""
-    return spec if isinstance(spec, str) else spec["name"]
-
-
-def _name_of(part: Any) -> str:
-    """The name of a method or a workload; for an object, the name of its class."""
-    if isinstance(part, str):
-        return part
-    return str(part["name"]) if isinstance(part, dict) else type(part).__name__
+def part_name(part: Any) -> str:
+    """The name of a part that is given as a name or as a mapping with a name; for an object, the name of its class."""
+    return part if isinstance(part, str) else str(part.get("name")) if isinstance(part, dict) else type(part).__name__
 
 
 RANGES = ("uniform", "loguniform", "int", "choice", "grid")

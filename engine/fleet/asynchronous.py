@@ -215,9 +215,9 @@ def check_asynchronous(run_spec: RunSpec, state_spec: StateSpec) -> None:
     for key, present, why in (
         ("privacy", experiment.privacy is not None, "its noise is accounted for cohorts that are drawn at random"),
         ("attack", experiment.attack is not None, "attacks see the messages of one round together"),
-        ("aggregate", _name(experiment.aggregate) != "mean", "rules compare messages about one model"),
+        ("aggregate", part_name(experiment.aggregate) != "mean", "rules compare messages about one model"),
         ("federation.sampling", federation.sampling != "fixed", "clients take free slots and form no cohorts"),
-        ("federation.sampler", _name(federation.sampler) != "uniform", "clients that are idle are drawn uniformly"),
+        ("federation.sampler", part_name(federation.sampler) != "uniform", "clients that are idle are drawn uniformly"),
         ("federation.mean", federation.mean != "auto", "what is divided by is federation.pace.divide"),
     ):
         if present:
@@ -296,7 +296,3 @@ def check_weights(state_spec: StateSpec, pace: Asynchronous) -> None:
                 f"than b={pace.b:g}, and a mean is divided by the sum of their weights; raise it, or discard such "
                 f"results by staleness: {pace.b:g}"
             )
-
-
-def _name(spec: object) -> str:
-    return part_name(spec) if isinstance(spec, str | dict) else type(spec).__name__

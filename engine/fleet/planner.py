@@ -20,7 +20,7 @@ from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Samp
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.run_spec import RunSpec
-from ..config.schema import Asynchronous, Federation, Local, Pace
+from ..config.schema import Asynchronous, Federation, Local, Pace, part_name
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..user_code import plugin_errors
@@ -339,7 +339,7 @@ def check_planning(run_spec: RunSpec) -> None:
     sampler, pace = build_sampler(run_spec), federation.pace
     if isinstance(pace, Asynchronous):
         return
-    called = sampler_name(federation.sampler)
+    called = part_name(federation.sampler)
     if sampler.needs_rms and experiment.engine.kernels == "chain":
         raise ConfigError(
             f"engine.kernels: chain has no losses of single examples, which federation.sampler: {called} needs for "
@@ -380,7 +380,7 @@ def check_planning(run_spec: RunSpec) -> None:
     for key, present in (
         ("privacy", experiment.privacy is not None),
         ("attack", experiment.attack is not None),
-        ("aggregate", sampler_name(experiment.aggregate) != "mean"),
+        ("aggregate", part_name(experiment.aggregate) != "mean"),
         ("federation.sampling", federation.sampling != "fixed"),
     ):
         if special and present:
@@ -395,7 +395,7 @@ def check_weights_by_steps(run_spec: RunSpec) -> None:
     for key, present in (
         ("privacy", experiment.privacy is not None),
         ("attack", experiment.attack is not None),
-        ("aggregate", sampler_name(experiment.aggregate) != "mean"),
+        ("aggregate", part_name(experiment.aggregate) != "mean"),
         ("workload", bool(run_spec.buffers)),
     ):
         if present:
@@ -404,11 +404,6 @@ def check_weights_by_steps(run_spec: RunSpec) -> None:
                 f"{key} must leave weights alone with a method that weighs clients by their steps, got {got!r}; "
                 "choose another method"
             )
-
-
-def sampler_name(spec: object) -> str:
-    """The name of a part that is given as a name, a mapping or an object."""
-    return spec if isinstance(spec, str) else str(spec.get("name")) if isinstance(spec, dict) else type(spec).__name__
 
 
 def none_of(clients: int) -> ClientIndex:

@@ -28,7 +28,6 @@ from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory
 from ..cohorts.samplers import norm_weights
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_shape
-from ..config.memory_errors import memory_remedy
 from ..config.network import wider_than
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import BlockTooLarge, ClientFailed, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
@@ -136,7 +135,7 @@ class Driver:
         self.pool = make_pool(self.table)
         on_failure = self.run_spec.experiment.engine.on_failure
         at_once = self.run_spec.experiment.engine.vectorise
-        self.retry = Retry(self.pool, on_failure, self.log, lambda: memory_remedy(self.run_spec), at_once)
+        self.retry = Retry(self.pool, on_failure, self.log, lambda: self.run_spec.memory_remedy(), at_once)
 
     def log(self, line: str) -> None:
         """Add a line to the log of the run."""

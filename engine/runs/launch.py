@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,16 @@ from ..accelerators import settings
 from ..accelerators.memory import bounded_memory
 from ..aggregation.planning import check_stage
 from ..clients.worker import Data
-from ..config import memory_errors
 from ..config.held_out import unused_rows
-from ..config.limits import check_folder
+from ..config.limits import building_model, check_folder
 from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import Experiment
-from ..errors import ConfigError, Interrupted
+from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
 from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning
 from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.library import COMPILED, NoKernels, library
+from ..memory import is_out_of_memory
 from ..method_form.state_spec import StateSpec
 from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
@@ -82,7 +82,7 @@ def _prepare(
     with plugin_errors("workload", settings=experiment.workload):
         workload.check()
     method, x = run_spec.method(), run_spec.checked_initial_model()
-    with plugin_errors("method", settings=experiment.method), memory_errors.building_model(run_spec):
+    with plugin_errors("method", settings=experiment.method), building_model(experiment.workload):
         check_privacy(run_spec, method, x)
         state_spec = StateSpec(method, x)
     check_stage(run_spec)
@@ -250,7 +250,7 @@ def _play(
             for row in kept.rows:
                 rows.replace(row)
         else:
-            with memory_errors.memory_errors(run_spec):
+            with memory_errors(run_spec):
                 model = yield from _play_rounds(run_spec, observers, (rows, before), stop, host)
         result = Result(
             run_spec.run_id,
@@ -269,6 +269,19 @@ def _play(
             for observer in begun:
                 observer.failed(error)
         raise
+
+
+@contextmanager
+def memory_errors(run_spec: RunSpec) -> Iterator[None]:
+    """Turns any exception that means that memory ran out into OutOfMemory, with one sentence."""
+    try:
+        yield
+    except Exception as error:
+        found = error.__cause__ if isinstance(error, FedFleetError) and error.__cause__ is not None else error
+        if isinstance(error, ConfigError | OutOfMemory) or not is_out_of_memory(found):
+            raise
+        remedy = run_spec.memory_remedy()
+        raise OutOfMemory(f"memory ran out ({type_and_first_line(found)}): {remedy}") from error
 
 
 def _play_rounds(

@@ -24,7 +24,6 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks
-from ...config.memory_errors import memory_remedy
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, WorkersLost, WorkersUnfit, WorkerUnfit
@@ -534,7 +533,7 @@ def death(error: Exception, run_spec: RunSpec) -> Failure:
     cause = f"the worker died: {type(error).__name__}"
     if any(word in str(error) for word in ("OOM", "SIGKILL", "crashed")):
         cause += (
-            f" (it crashed or was killed, as the kernel does where memory runs out: then, {memory_remedy(run_spec)})"
+            f" (it crashed or was killed, as the kernel does where memory runs out: then, {run_spec.memory_remedy()})"
         )
     return Failure(None, cause, "")
 
@@ -543,7 +542,7 @@ def death_at_start(error: Exception, run_spec: RunSpec) -> str:
     """Why a worker died that had no task yet, for a log."""
     found = death(error, run_spec)
     return (
-        f"{found.cause}; {memory_remedy(run_spec)}"
+        f"{found.cause}; {run_spec.memory_remedy()}"
         if found.kind == "memory"
         else f"{found.cause}, {last_error_line(error)}"
     )
