@@ -15,6 +15,7 @@ from .runs.launch import execute, new_run_id, prepare
 from .runs.observer import Watching, observers_of
 from .runs.result import Result
 from .runs.rounds import Rounds
+from .runs.saved_files import saved_config
 from .storage.expanded import expanded
 
 
@@ -166,7 +167,7 @@ def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSp
     if experiment is not None:
         check_experiment(experiment)
     run_directory = RunDirectory.old(expanded(directory))
-    config = run_directory.config()
+    config = saved_config(run_directory.path)
     if experiment is None:
         refuse_representations(config, directory)
         experiment = validated(config)

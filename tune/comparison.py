@@ -15,7 +15,7 @@ from ..engine.errors import ConfigError, first_line, nearest
 from ..engine.records.history import History
 from ..engine.runs.chart import needs
 from ..engine.runs.result import Result
-from ..engine.runs.run_directory import RunDirectory, read_rows
+from ..engine.runs.saved_files import read_rows, saved_config
 from ..engine.storage.expanded import expanded
 from ..engine.storage.plain_files import read_text
 from .compare import labels_of, runs_in, settings_of
@@ -128,7 +128,7 @@ def load(folder: Path) -> Result:
     """
     if (folder / "model.safetensors").is_file() or not (folder / "result.json").is_file():
         return Result.load(folder)
-    configuration = experiment(RunDirectory(folder).config())
+    configuration = experiment(saved_config(folder))
     try:
         summary = json.loads(read_text(folder / "result.json"))
         rows = History(read_rows(folder / "rounds.parquet"))

@@ -58,7 +58,7 @@ def demo() -> None:
     begin()  # the processes of the runs import beside this one
 
     from ..engine.runs.launch import new_run_id
-    from ..engine.runs.run_directory import read_rows
+    from ..engine.runs.saved_files import read_rows
     from .chart import accuracies, curves
 
     path = Path("runs") / f"demo-{new_run_id()}"

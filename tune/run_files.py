@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import ConfigError, type_and_first_line
-from ..engine.runs.saved_config import saved_config
+from ..engine.runs.saved_files import saved_config
 from ..engine.storage.plain_files import read_text, unusual_kind
 
 Columns = dict[str, np.ndarray]

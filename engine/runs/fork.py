@@ -37,16 +37,8 @@ from ..state.row_files import remove_files, width
 from ..state.sharing import Shared, share_rows
 from ..storage.plain_files import refuse_unusual
 from .launch import new_run_id, prepare
-from .run_directory import (
-    FROZEN,
-    INITIAL,
-    OWN,
-    RunDirectory,
-    json_of_frozen,
-    log_line,
-    read_run_id,
-    refuse_run,
-)
+from .run_directory import RunDirectory, json_of_frozen, log_line, read_run_id, refuse_run
+from .saved_files import FROZEN, INITIAL, OWN, saved_config
 
 
 class States(NamedTuple):
@@ -72,7 +64,7 @@ def fork_of(
     refuse_unusual(parent, OWN)
     origin, run_id = RunDirectory(parent, read_run_id(parent)), run_id or new_run_id()
     if number == 0:
-        config = origin.config()
+        config = saved_config(origin.path)
         changes = fork_changes(config, experiment.plain())
         lineage = Lineage(origin.run_id, str(origin.path), 0, changes, lineage_of(origin.path))
         run_spec = prepare(experiment, run_id, out.resolve(), initial_model=origin.initial_model())

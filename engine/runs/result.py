@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..config.schema import Experiment
+from ..config.schema import Experiment, experiment
+from ..errors import ConfigError, first_line
 from ..records.history import UNTRAINED, History
 from ..rounds.driver import Record
 from ..storage.expanded import expanded
+from ..storage.plain_files import refuse_unusual
 from ..storage.sha256 import sha256
 from .chart import Horizontal, draw, needs
 from .evaluation import evaluate
+from .saved_files import OWN, read_result, saved_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,9 +54,18 @@ class Result:
         `experiment` is read from config.yaml: a workload or a method that was an object is its representation, a text.
         Raises ConfigError if the folder holds no run, a run that has not finished, or damaged files.
         """
-        from .run_directory import RunDirectory
-
-        return RunDirectory(expanded(folder)).result()
+        path = expanded(folder).resolve()
+        if not (path / "run.json").is_file():
+            raise ConfigError(f"{path} holds no run; give the folder of a run")
+        refuse_unusual(path, OWN)
+        if not (path / "result.json").is_file():
+            raise ConfigError(f"{path}: the run has not finished; resume it first")
+        configuration = experiment(saved_config(path))
+        try:
+            summary, rows, model = read_result(path)
+            return Result(summary["run_id"], configuration, History(rows), model, summary["total_seconds"], path)
+        except Exception as error:  # damage shows itself in any kind of error
+            raise ConfigError(f"{path}: the result is damaged or incomplete ({first_line(error)})") from error
 
     @property
     def records(self) -> pa.Table:

@@ -14,70 +14,47 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from torch import Tensor
 
 from ...workloads.processors import processors
 from ..config.run_spec import RUN_ID, RunSpec
-from ..config.schema import experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFull, first_line, full_traceback
 from ..records.history import History, Record
-from ..records.lineage import FILE as FORK
 from ..records.lineage import Lineage, write_lineage
 from ..state.checkpoint import remove_all, written
 from ..state.row_files import remove_files
-from ..storage.atomic_write import RESERVE, cleared, release, temporary_path, write
-from ..storage.lock import DRIVER, LAUNCHER, driver_lock, exclusive
+from ..storage.atomic_write import cleared, release, temporary_path, write
+from ..storage.lock import LAUNCHER, driver_lock, exclusive
 from ..storage.plain_files import open_plain, read_text, refuse_unusual
 from .folder_kinds import refuse_other_kind
 from .observer import Observer
 from .result import Result, model_digest
-from .saved_config import saved_config
+from .saved_files import (
+    FILES,
+    FOLDERS,
+    FROZEN,
+    INITIAL,
+    OWN,
+    RESULT,
+    SavedResult,
+    load_model,
+    read_result,
+    save_model,
+)
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
-INITIAL = "initial.safetensors"
-"""The model before round 1, if the caller gave one."""
-FROZEN = "frozen.json"
-"""Names, size and digest of the model's frozen tensors, if it has any."""
-FILES = (
-    "config.yaml",
-    "environment.json",
-    "run.json",
-    "run.log",
-    "plan.json",
-    FROZEN,
-    "partition.json",
-    "partition.arrow",
-    INITIAL,
-    FORK,
-    "rounds.parquet",
-    "model.safetensors",
-    "result.json",
-)
-"""The files that the launcher and the driver write into the folder itself."""
-FOLDERS = ("state", "checkpoints", "clients")
-OWN = (*FILES, *(f".{name}" for name in FILES), *FOLDERS, LAUNCHER, DRIVER, RESERVE)
-"""Everything that a run may have in its folder."""
 PARTIAL = ".rounds.partial"
 """What becomes rounds.parquet where a run ends without a result. A result may be kept under the temporary name."""
-RESULT = ("rounds.parquet", "model.safetensors", "result.json")
-"""The files of a result, in the order in which they get their names: with result.json the run is complete."""
-
-
-class KeptResult(NamedTuple):
-    """The result of a finished run whose files could not be given their names."""
-
-    rows: list[Record]
-    model: dict[str, Tensor]
 
 
 class RunDirectory(Observer):
@@ -140,27 +117,6 @@ class RunDirectory(Observer):
                     path.unlink(missing_ok=True)
         remove_files(str(self.path / "state"))
         remove_all(self.path)
-
-    def config(self) -> dict[str, Any]:
-        """The configuration that the run was started with. Raises ConfigError if the file is damaged."""
-        return saved_config(self.path)
-
-    def result(self) -> Result:
-        """The result of the finished run in this folder. Raises ConfigError if there is none, or if it is damaged."""
-        if not (self.path / "run.json").is_file():
-            raise ConfigError(f"{self.path} holds no run; give the folder of a run")
-        refuse_unusual(self.path, OWN)
-        if not (self.path / "result.json").is_file():
-            raise ConfigError(f"{self.path}: the run has not finished; resume it first")
-        configuration = experiment(self.config())
-        try:
-            summary = json.loads(read_text(self.path / "result.json"))
-            rows, model = History(read_rows(self.path / "rounds.parquet")), load_model(self.path / "model.safetensors")
-            if len(rows) != summary["rounds"]:
-                raise ValueError(f"rounds.parquet has {len(rows)} of {summary['rounds']} rounds")
-            return Result(summary["run_id"], configuration, rows, model, summary["total_seconds"], self.path)
-        except Exception as error:  # damage shows itself in any kind of error
-            raise ConfigError(f"{self.path}: the result is damaged or incomplete ({first_line(error)})") from error
 
     def initial_model(self) -> dict[str, Tensor] | None:
         """The model that the run was started with, or None. Raises ConfigError if the file is damaged."""
@@ -247,18 +203,16 @@ class RunDirectory(Observer):
         """Other folders where a result may be kept."""
         return [Path(tempfile.gettempdir()) / f"fedfleet-{self.run_id}-result"] if self.run_id else []
 
-    def kept_result(self, run_spec: RunSpec) -> KeptResult | None:
+    def kept_result(self, run_spec: RunSpec) -> SavedResult | None:
         """The result that an earlier process kept, if it has the number of rounds of this run; else None."""
         for folder in filter(is_own, (self.path, *self._others())):
             try:
-                summary = json.loads(read_text(temporary_path(folder / "result.json")))
-                model = load_model(temporary_path(folder / "model.safetensors"))
-                rows = read_rows(temporary_path(folder / "rounds.parquet"))
+                kept = read_result(folder, temporary_path)
             except Exception:  # not there, or not whole
                 continue
-            complete = summary["model_sha256"] == model_digest(model) and summary["rounds"] == len(rows)
-            if complete and summary["run_id"] == self.run_id and len(rows) == run_spec.last_round:
-                return KeptResult(rows, model)
+            complete = kept.summary["model_sha256"] == model_digest(kept.model)
+            if complete and kept.summary["run_id"] == self.run_id and len(kept.rows) == run_spec.last_round:
+                return kept
         return None
 
     def failed(self, error: BaseException) -> None:
@@ -305,29 +259,6 @@ def is_own(folder: Path) -> bool:
 def json_of_frozen(run_spec: RunSpec) -> str:
     """The content of frozen.json."""
     return json.dumps(run_spec.frozen_facts, indent=2) + "\n"
-
-
-def save_model(model: dict[str, Tensor], path: Path, frozen: Sequence[str] = ()) -> None:
-    """Write the tensors of a model. The file's metadata `frozen` has the names of the frozen ones, separated by
-    commas, if there are any."""
-    from safetensors.torch import save_file
-
-    metadata = {"frozen": ",".join(frozen)} if frozen else None
-    save_file({name: value.contiguous() for name, value in model.items()}, path, metadata)
-
-
-def load_model(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
-def read_rows(path: Path) -> list[Record]:
-    """The records of rounds.parquet. A record has only the columns that its round has."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path).to_pylist()
-    return [{name: value for name, value in row.items() if value is not None} for row in table]
 
 
 def clear(path: Path) -> None:

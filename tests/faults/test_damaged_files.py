@@ -160,7 +160,7 @@ def test_what_names_the_run_in_mlflow_is_anything(file, content, tmp_path):
 def check(out: Path, expected: Any) -> None:
     from safetensors.torch import load_file
 
-    from fedfleet.engine.runs.run_directory import read_rows
+    from fedfleet.engine.runs.saved_files import read_rows
 
     assert model_digest(load_file(out / "model.safetensors")) == expected.model_sha256
     assert json.loads((out / "result.json").read_text())["model_sha256"] == expected.model_sha256

@@ -19,7 +19,8 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs import run_directory
 from fedfleet.engine.runs.fork import fork_of
-from fedfleet.engine.runs.run_directory import RunDirectory, read_rows
+from fedfleet.engine.runs.run_directory import RunDirectory
+from fedfleet.engine.runs.saved_files import read_rows
 from fedfleet.engine.state.checkpoint import name_of
 from fedfleet.tune.executor.requested_run import RequestedRun
 from fedfleet.tune.executor.source import Report, RunRequest

@@ -14,7 +14,8 @@ import pytest
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.runs.run_directory import FILES, FOLDERS, log_line
+from fedfleet.engine.runs.run_directory import log_line
+from fedfleet.engine.runs.saved_files import FILES, FOLDERS
 from fedfleet.engine.storage.atomic_write import RESERVE, reserve, temporary_path, write
 from fedfleet.engine.storage.lock import DRIVER, LAUNCHER, Lock, exclusive
 

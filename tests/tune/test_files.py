@@ -11,7 +11,7 @@ import pytest
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.config.yaml_text import parse
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.saved_config import saved_config
+from fedfleet.engine.runs.saved_files import saved_config
 from fedfleet.tune.files import load, override, shipped
 
 from .commands import invoke

@@ -20,7 +20,7 @@ import yaml
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import Engine, experiment
 from fedfleet.engine.errors import Interrupted
-from fedfleet.engine.runs.run_directory import read_rows
+from fedfleet.engine.runs.saved_files import read_rows
 from fedfleet.engine.stopping import Stop
 from fedfleet.engine.storage.lock import exclusive
 from fedfleet.tune.executor.executor import processes_here

@@ -20,7 +20,8 @@ from ...engine.rounds.driver import Record
 from ...engine.runs.host import Host
 from ...engine.runs.launch import execute
 from ...engine.runs.observer import Observer
-from ...engine.runs.run_directory import clear, read_rows
+from ...engine.runs.run_directory import clear
+from ...engine.runs.saved_files import read_rows
 from ...engine.storage.lock import Lock, in_use_error, make_folders
 from .source import HEARTBEAT_SECONDS, Report, RunRequest
 

@@ -16,7 +16,7 @@ from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, Tracking
 from ...engine.errors import ConfigError
 from ...engine.rounds.driver import Record
-from ...engine.runs.run_directory import load_model
+from ...engine.runs.saved_files import load_model
 from ...engine.storage.secrets import redacted_data
 from ..tracking.mlflow_writer import TOP, End, Writer
 from ..tracking.origin import origin

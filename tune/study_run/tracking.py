@@ -14,7 +14,7 @@ import yaml
 from ...engine.config.registry import find_plugin
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
-from ...engine.runs.run_directory import load_model
+from ...engine.runs.saved_files import load_model
 from ...engine.storage.secrets import redacted_data
 from ..report.charts import single
 from ..study.cells import Cell

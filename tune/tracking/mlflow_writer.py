@@ -29,7 +29,7 @@ from typing import Any
 
 from ...engine.errors import ConfigError, first_line
 from ...engine.rounds.driver import Record
-from ...engine.runs.run_directory import read_rows
+from ...engine.runs.saved_files import read_rows
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted

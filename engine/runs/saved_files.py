@@ -1,0 +1,100 @@
+"""The files in the folder of a run: their names, and how they are read and written. The module is quick to import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..config.yaml_text import parse
+from ..errors import ConfigError, first_line
+from ..records.lineage import FILE as FORK
+from ..storage.atomic_write import RESERVE
+from ..storage.lock import DRIVER, LAUNCHER
+from ..storage.plain_files import read_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..records.history import Record
+
+INITIAL = "initial.safetensors"
+"""The model before round 1, if the caller gave one."""
+FROZEN = "frozen.json"
+"""Names, size and digest of the model's frozen tensors, if it has any."""
+RESULT = ("rounds.parquet", "model.safetensors", "result.json")
+"""The files of a result, in the order in which they get their names: with result.json the run is complete."""
+FILES = (
+    "config.yaml",
+    "environment.json",
+    "run.json",
+    "run.log",
+    "plan.json",
+    FROZEN,
+    "partition.json",
+    "partition.arrow",
+    INITIAL,
+    FORK,
+    *RESULT,
+)
+"""The files that the launcher and the driver write into the folder itself."""
+FOLDERS = ("state", "checkpoints", "clients")
+OWN = (*FILES, *(f".{name}" for name in FILES), *FOLDERS, LAUNCHER, DRIVER, RESERVE)
+"""Everything that a run may have in its folder."""
+
+
+class SavedResult(NamedTuple):
+    """The files of a result. summary: of result.json."""
+
+    summary: dict[str, Any]
+    rows: list[Record]
+    model: dict[str, Tensor]
+
+
+def read_result(folder: Path, path_of: Callable[[Path], Path] = lambda path: path) -> SavedResult:
+    """The files of the result in the folder of a run. path_of: where a file of this path lies in fact.
+
+    Raises an exception of any kind if one of them is missing or damaged, and ValueError if they do not belong together.
+    """
+    rounds, model, result = (path_of(folder / name) for name in RESULT)
+    summary, rows = json.loads(read_text(result)), read_rows(rounds)
+    if len(rows) != summary["rounds"]:
+        raise ValueError(f"rounds.parquet has {len(rows)} of {summary['rounds']} rounds")
+    return SavedResult(summary, rows, load_model(model))
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The configuration that the run in a folder was started with. Raises ConfigError if the file is damaged."""
+    file = folder / "config.yaml"
+    try:
+        found = parse(read_text(file), "it")
+    except (OSError, ValueError) as error:
+        found = first_line(error)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is damaged ({found}); put the run's configuration back")
+    return found
+
+
+def read_rows(path: Path) -> list[Record]:
+    """The records of rounds.parquet. A record has only the columns that its round has."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path).to_pylist()
+    return [{name: value for name, value in row.items() if value is not None} for row in table]
+
+
+def load_model(path: Path) -> dict[str, Tensor]:
+    """The tensors of a model in a file."""
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def save_model(model: dict[str, Tensor], path: Path, frozen: Sequence[str] = ()) -> None:
+    """Write the tensors of a model. The file's metadata `frozen` has the names of the frozen ones, separated by
+    commas, if there are any."""
+    from safetensors.torch import save_file
+
+    metadata = {"frozen": ",".join(frozen)} if frozen else None
+    save_file({name: value.contiguous() for name, value in model.items()}, path, metadata)
