@@ -73,7 +73,17 @@ def tracked() -> list[str]:
 def test_the_wheel_has_the_tracked_files_and_no_others(wheel: Path, tracked: list[str]):
     """Modules, sources of kernels, templates, scripts and styles of pages, experiments and studies."""
     names = {name.removeprefix("src/") if name.startswith(API) else f"fedfleet/{name}" for name in tracked}
-    assert {Path(name).suffix for name in names} >= {".py", ".cpp", ".j2", ".js", ".css", ".yaml", ".json", ".typed"}
+    assert {Path(name).suffix for name in names} >= {
+        ".py",
+        ".cpp",
+        ".h",
+        ".j2",
+        ".js",
+        ".css",
+        ".yaml",
+        ".json",
+        ".typed",
+    }
     packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert sorted(packed) == sorted(names)
 

@@ -128,7 +128,7 @@ def stream(
 def _draw_native(
     all_rows: np.ndarray, visits: Visits, shape: tuple[int, int, int], local: Local, seed: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """What `_draw` returns, computed by draw.cpp."""
+    """What `_draw` returns, computed by draw.h."""
     if visits.sizes.min() < 1 or visits.offsets.min() < 0 or (visits.offsets + visits.sizes).max() > len(all_rows):
         raise IndexError(f"every client must have at least one row, and only rows among the {len(all_rows)} rows")
     rows, weight, keys = np.empty(shape, np.int64), np.empty(shape), np.empty(shape[:2], np.int64)

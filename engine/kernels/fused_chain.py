@@ -1,7 +1,7 @@
 """Loss and gradient of a chain of layers in one call of compiled code.
 
 A workload may declare that its loss is the cross-entropy of a chain of modules (`Workload.chained`). If each of them is
-a convolution, a linear layer, ReLU, 2 x 2 max pooling or flattening, `chain.cpp` computes the complete forward and
+a convolution, a linear layer, ReLU, 2 x 2 max pooling or flattening, `chain.h` computes the complete forward and
 backward pass of one client before it starts with the next. For small networks torch spends more time on calls, new
 memory and copies than on arithmetic. Here the weights and intermediate results of a client stay in the processor's
 caches.
@@ -29,7 +29,7 @@ CONV, LINEAR = range(2)
 
 
 class Layer(NamedTuple):
-    """A layer with the ReLU and pooling that follow it: the struct `Layer` of chain.cpp, in the same order."""
+    """A layer with the ReLU and pooling that follow it: the struct `Layer` of chain.h, in the same order."""
 
     kind: int
     weight: int  # where the weights begin on the flat vector
@@ -67,11 +67,11 @@ class RowInputs(NamedTuple):
 
 
 class NotAChain(Exception):
-    """chain.cpp cannot compute the workload's loss. The message says why."""
+    """chain.h cannot compute the workload's loss. The message says why."""
 
 
 class Chain:
-    """The loss of a workload as chain.cpp computes it. `parameters`: the length P of the flat vector."""
+    """The loss of a workload as chain.h computes it. `parameters`: the length P of the flat vector."""
 
     def __init__(self, layers: list[Layer], chained: Chained, parameters: int) -> None:
         self.layers = np.array(layers, dtype=np.int64)
@@ -127,10 +127,10 @@ class Chain:
         self._call("chain_descend", tensors, label, len(x), ctypes.c_float(lr))
         return y, self._nan_if_empty(losses, label, share)
 
-    # All sizes and types are checked here, since chain.cpp does not check them.
+    # All sizes and types are checked here, since chain.h does not check them.
 
     def _labels(self, batch: Batch, points: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(labels, each example's share of the loss) as chain.cpp reads them."""
+        """(labels, each example's share of the loss) as chain.h reads them."""
         label, share = batch["label"], batch.get("weight")
         if points.dtype != torch.float32 or points.device.type != "cpu" or points.shape[-1] != self.parameters:
             wanted = f"float32 (…, {self.parameters}) on the processor"
@@ -150,7 +150,7 @@ class Chain:
     def _inputs(
         self, batch: Batch, inputs: RowInputs | None, label: Tensor, points: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """(inputs (N, *shape), rows or None if they are all rows in order) as chain.cpp reads them. label: of the
+        """(inputs (N, *shape), rows or None if they are all rows in order) as chain.h reads them. label: of the
         examples."""
         rows = None
         if inputs is not None:
@@ -186,7 +186,7 @@ class Chain:
 
 
 def chain_or_none(workload: Workload, layout: Layout) -> Chain | None:
-    """`chain_from`, but None if chain.cpp cannot compute the workload's loss."""
+    """`chain_from`, but None if chain.h cannot compute the workload's loss."""
     try:
         return chain_from(workload, layout)
     except NotAChain:

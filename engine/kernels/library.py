@@ -25,25 +25,13 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..storage.sha256 import sha256
 
-SOURCES = [
-    Path(__file__).with_name("csrc") / name
-    for name in (
-        "winograd.cpp",
-        "orthogonal.cpp",
-        "chain.cpp",
-        "batched.cpp",
-        "native.cpp",
-        "normalised.cpp",
-        "vectors.cpp",
-        "draw.cpp",
-    )
-]
-"""Each file includes the next one."""
+SOURCES = Path(__file__).with_name("csrc")
+"""The folder of the sources: library.cpp, which is compiled, and the headers that it includes."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 COMPILED = ("native", "chain", "channels_last")
 """The names of the kernels that need the library, as `engine.kernels` gives them."""
 DONE, NO_CLASS, NO_MEMORY, NO_ROW = range(4)
-"""The values of the enum `Status` of draw.cpp, which functions of the library return."""
+"""The values of the enum `Status` of guarded.h, which functions of the library return."""
 COMPILERS = ("c++", "g++", "clang++")
 OLDEST = {"g++": 9, "clang++": 14}
 """The oldest versions that compile the sources."""
@@ -63,6 +51,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("FEDFLEET_CACHE") or f"{cache}/fedfleet").expanduser()
 
 
+def source_files() -> list[Path]:
+    """The sources of the library, in alphabetical order."""
+    return sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
+
+
 def find_compiler() -> str | None:
     """The path of $CXX, else of the first of COMPILERS that is installed, else None."""
     given = os.environ.get("CXX")
@@ -75,7 +68,7 @@ def library() -> ctypes.CDLL:
     compiler = find_compiler()
     if compiler is None:
         raise NoKernels(f"no C++ compiler: none of {os.environ.get('CXX') or ', '.join(COMPILERS)} is here")
-    texts = [source.read_text("utf-8") for source in SOURCES]
+    texts = [source.read_text("utf-8") for source in source_files()]
     name = sha256("\0".join([*texts, compiler_version(compiler), *FLAGS, processor()]))[:32]
     folder = cache_folder() / "kernels"
     try:
@@ -125,7 +118,7 @@ def build(compiler: str, folder: Path, name: str) -> Path:
         made = temporary / "made.so"
         try:
             done = subprocess.run(
-                [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made)],
+                [compiler, *FLAGS, str(SOURCES / "library.cpp"), "-o", str(made)],
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,
@@ -135,7 +128,7 @@ def build(compiler: str, folder: Path, name: str) -> Path:
             raise NoKernels(f"{compiler} took more than {SECONDS} s") from error
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-            raise NoKernels(f"{compiler} does not compile {SOURCES[0].name}: {last[:200]}")
+            raise NoKernels(f"{compiler} does not compile library.cpp: {last[:200]}")
         path = folder / library_file(name, made.read_bytes())
         for damaged in folder.glob(f"{name}-*.so"):
             if damaged.name != library_file(name, damaged.read_bytes()):

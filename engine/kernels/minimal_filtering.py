@@ -1,6 +1,6 @@
 """Convolutions with kernels of 3 x 3 by Winograd's minimal filtering, with the channels of images last in memory.
 
-Four outputs beside each other take 16 products per channel instead of 36 (`csrc/winograd.cpp`). What is left of the
+Four outputs beside each other take 16 products per channel instead of 36 (`csrc/winograd.h`). What is left of the
 gain, after transforms that only add, depends on how well tiles of 2 x 2 outputs cover an image: `pays` says for which
 shapes it is worth it. The sums are those of the definition up to rounding. Its error was never larger than that of
 torch's kernels in the shapes of CNN4 and ResNet-18, because sums have fewer terms.

@@ -31,7 +31,7 @@ from .channels_last import CHANNELS_LAST, ChannelsLast
 from .library import COMPILED, call, check_status, library, pointer
 
 SIDES = (1, 2, 3, 4, 5, 7)
-"""Sides of the square convolution kernels that native.cpp has."""
+"""Sides of the square convolution kernels that native.h has."""
 
 
 class Conv(torch.autograd.Function):
@@ -212,14 +212,14 @@ def floats(*numbers: float) -> Any:
 
 @functools.lru_cache
 def iterations_of(scheme: Scheme, iterations: int) -> tuple[Any, ...]:
-    """(coefficients of all iterations, what matrices are divided by first), as orthogonal.cpp takes them."""
+    """(coefficients of all iterations, what matrices are divided by first), as orthogonal.h takes them."""
     triples = floats(*(number for triple in scheme.coefficients(iterations) for number in triple))
     return triples, floats(scheme.cushion, scheme.eps, EPS)
 
 
 @functools.lru_cache
 def numbers_of(parts: tuple[Part, ...]) -> tuple[Any, Any, int]:
-    """(places and factors of some parts, as orthogonal.cpp takes them, the numbers in the largest matrix)."""
+    """(places and factors of some parts, as orthogonal.h takes them, the numbers in the largest matrix)."""
     places = [number for part in parts for number in part[:3]]
     factors = floats(*(number for part in parts for number in part[3:]))
     largest = max((part.rows * part.cols for part in parts), default=0)

@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..fleet.planner import build_sampler
 from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.fused_chain import NotAChain, chain_from
-from ..kernels.library import COMPILED, SOURCES, NoKernels, cache_folder, instruction_set, library, processor
+from ..kernels.library import COMPILED, NoKernels, cache_folder, instruction_set, library, processor, source_files
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write
@@ -51,7 +51,7 @@ BLOCKS = (48, 24, 12, 8, 4)
 GPU_BLOCKS = (16, 8, 4, 2, 1)
 """The same on a GPU, which needs many clients at once to be busy, and which few workers share."""
 MEASURED_SOURCES = (
-    *SOURCES,
+    *source_files(),
     *(
         Path(__file__).parents[1] / name
         for name in (

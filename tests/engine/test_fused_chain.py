@@ -64,7 +64,7 @@ def chains() -> dict[str, tuple[Any, ...]]:
     """name -> (shape of an input, layers), with the same weights in every process.
 
     They have all tile widths, odd sizes, rows longer than a vector, all sides of kernels, with and without ReLU and
-    pooling. Batches of 13, 16 and 29 examples fill enough lanes of vectors for batched.cpp, smaller ones do not.
+    pooling. Batches of 13, 16 and 29 examples fill enough lanes of vectors for batched.h, smaller ones do not.
     """
     torch.manual_seed(0)
     return {

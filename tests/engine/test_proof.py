@@ -308,16 +308,16 @@ def test_padding_that_is_passed_over_otherwise_is_found_out(monkeypatch: pytest.
 
 # --- a library that is wrong ------------------------------------------------------------------------------------------
 DEFECTS = {
-    "draw.cpp": [("{folded(key, place) >> 21, place}", "{folded(key, place + 1) >> 21, place}")],
-    "native.cpp": [
+    "draw.h": [("{folded(key, place) >> 21, place}", "{folded(key, place + 1) >> 21, place}")],
+    "native.h": [
         ("larger(top, at, ODD(b0, b1), 3)", "larger(top, at, ODD(b0, b1), 2)"),
         ("if (N == 3) sum += double(c[i]);", "if (N == 3) sum += double(b[i]);"),
     ],
-    "batched.cpp": [("larger(top, which, a[t][3], 3)", "larger(top, which, a[t][3], 2)")],
-    "normalised.cpp": [("constant[c] = tilt * mean[c] -", "constant[c] = tilt * mean[c] +")],
-    "chain.cpp": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
-    "winograd.cpp": [("bottom[k] = a - b - at(3);", "bottom[k] = a - b + at(3);")],
-    "orthogonal.cpp": [
+    "batched.h": [("larger(top, which, a[t][3], 3)", "larger(top, which, a[t][3], 2)")],
+    "normalised.h": [("constant[c] = tilt * mean[c] -", "constant[c] = tilt * mean[c] +")],
+    "chain.h": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
+    "winograd.h": [("bottom[k] = a - b - at(3);", "bottom[k] = a - b + at(3);")],
+    "orthogonal.h": [
         ("right_g, w, 1, a, g)", "right_g, w, 1, a * 1.001f, g)"),
         ("_mm512_dpbf16_ps((__m512)sum,", "_mm512_dpbf16_ps((__m512)(sum * 1.0005f),"),
     ],
@@ -328,7 +328,7 @@ DEFECTS = {
 @pytest.fixture(scope="module")
 def wrong_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
-    for source in library.SOURCES:
+    for source in library.source_files():
         text = source.read_text()
         for old, new in DEFECTS.get(source.name, ()):
             assert text.count(old) == 1, old
@@ -340,7 +340,7 @@ def wrong_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def wrong_library(wrong_sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Uses the wrong library, which is built once for this module, until the test is over."""
-    monkeypatch.setattr(library, "SOURCES", [wrong_sources / source.name for source in library.SOURCES])
+    monkeypatch.setattr(library, "SOURCES", wrong_sources)
     monkeypatch.setattr(library, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in library.FLAGS))
     monkeypatch.setenv("FEDFLEET_CACHE", str(wrong_sources / "cache"))
     library.library.cache_clear()
@@ -533,7 +533,7 @@ def test_a_dead_start_proves_nothing_by_itself():
 
 @pytest.mark.usefixtures("wrong_library")
 def test_convolutions_with_examples_in_lanes_are_found_out():
-    """Batches of 16 examples fill the vectors, so that the chain computes convolutions with batched.cpp."""
+    """Batches of 16 examples fill the vectors, so that the chain computes convolutions with batched.h."""
     from .test_kernels import lenet
 
     run_spec = RunSpec.of("run", lenet(kernels="chain", batch=16))

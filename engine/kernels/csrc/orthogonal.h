@@ -15,7 +15,11 @@
 // Products are of float32, or, if the processor has instructions for it, of bfloat16 with sums in float32. A factor of a
 // product consists of words of 32 bits: a float, or two numbers of bfloat16 that follow each other along the sum.
 
-#include "chain.cpp"
+#pragma once
+
+#include <utility>
+
+#include "chain.h"
 
 namespace {
 
@@ -25,7 +29,7 @@ struct Words {
   int64_t stride;
 };
 
-// What is stored for products, called as Plus in chain.cpp. `at` gives that of the tile at row r and column v of a result
+// What is stored for products, called as Plus in chain.h. `at` gives that of the tile at row r and column v of a result
 // whose rows are n floats apart.
 
 struct Itself {

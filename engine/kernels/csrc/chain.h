@@ -1,16 +1,18 @@
 // Loss and gradient of a chain of layers. The layers are convolutions and linear layers; ReLU may follow each of them,
-// and 2 x 2 max pooling may follow a convolution. Convolutions compute rows of images (native.cpp), or all examples of
-// the batch at once if these fill vectors (batched.cpp). The loss is the cross-entropy of the last layer's outputs. Clients
+// and 2 x 2 max pooling may follow a convolution. Convolutions compute rows of images (native.h), or all examples of
+// the batch at once if these fill vectors (batched.h). The loss is the cross-entropy of the last layer's outputs. Clients
 // are computed one after another, so that the data of one client stay in the processor's caches, and no step allocates
 // memory. One thread, float32.
 //
 // B: examples of a batch. P: parameters of the model. n: layers. C: clients. K: local steps, or the side of a kernel.
 
+#pragma once
+
 #include <cmath>
 #include <map>
 #include <memory>
 
-#include "batched.cpp"
+#include "batched.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Convolutions of one client in which the examples of a batch lie in the lanes of vectors: a vector has one number of
 // each of LANES examples, which are a group. All lanes are used, whatever the width of an image, and all loads are
-// aligned, so that this is faster than rows of images (native.cpp) for batches that fill their groups.
+// aligned, so that this is faster than rows of images (native.h) for batches that fill their groups.
 //
 // In memory a group is (planes, rows, columns, LANES). The last group of a batch may have fewer examples. Its other
 // lanes repeat an example in the forward pass; in the backward pass they are zeros.
@@ -8,7 +8,9 @@
 // B: examples. I, O: input and output channels. K: side of the kernel. row, plane: floats from row to row and from plane
 // to plane.
 
-#include "native.cpp"
+#pragma once
+
+#include "native.h"
 
 namespace {
 

@@ -8,7 +8,9 @@
 // C: clients. B: examples. I, O: input and output channels. h, w (or wd): height and width. p: padding. K: side of the
 // kernel. hp: height with padding. oh, ow: height and width of the output. stride, gs: floats from row to row.
 
-#include "normalised.cpp"
+#pragma once
+
+#include "vectors.h"
 
 namespace {
 

@@ -2,6 +2,8 @@
 // otherwise sixteen, which the compiler splits. Below are the sizes of the tiles, the sums that a loop keeps in
 // registers: AVX-512 has 32 vector registers, AVX2 has 16. A tile that needs more is stored and loaded in each step.
 
+#pragma once
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +15,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "draw.cpp"
+#include "guarded.h"
 
 namespace {
 

@@ -9,9 +9,11 @@
 // C: channels. N: images. h, w: their height and width. oh, ow: the same in windows. code: for each window the number of
 // its largest pixel, row by row, or DEAD.
 
+#pragma once
+
 #include <type_traits>
 
-#include "vectors.cpp"
+#include "vectors.h"
 
 namespace {
 

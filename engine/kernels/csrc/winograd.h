@@ -10,7 +10,9 @@
 //
 // N: images. I, O: input and output channels. h, wd: height and width. p: padding.
 
-#include "orthogonal.cpp"
+#pragma once
+
+#include "chain.h"
 
 namespace {
 

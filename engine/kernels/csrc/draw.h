@@ -1,11 +1,14 @@
 // The batches of clients, as engine/clients/batches.py defines them: the rows of a client are shuffled for each pass
 // over them, by counted draws.
 
+#pragma once
+
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <utility>
 #include <vector>
+
+#include "guarded.h"
 
 namespace {
 
@@ -17,19 +20,6 @@ inline uint64_t mixed(uint64_t x) {
 }
 
 inline uint64_t folded(uint64_t key, uint64_t part) { return mixed((key ^ part) + 0x9E3779B97F4A7C15); }
-
-enum Status { DONE = 0, NO_CLASS = 1, NO_MEMORY = 2, NO_ROW = 3 };
-
-// Returns what f returns, or NO_MEMORY if f raises an exception. An exception that leaves a function called from Python
-// would end the process.
-template <class F>
-int32_t guarded(F f) {
-  try {
-    return f();
-  } catch (const std::exception&) {
-    return NO_MEMORY;
-  }
-}
 
 }  // namespace
 

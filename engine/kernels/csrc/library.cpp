@@ -1,0 +1,9 @@
+// The library of compiled kernels. It is one translation unit: the headers have functions without external names, of
+// which the compiler makes inline code.
+
+#include "chain.h"
+#include "draw.h"
+#include "native.h"
+#include "normalised.h"
+#include "orthogonal.h"
+#include "winograd.h"
