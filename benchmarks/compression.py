@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def seconds(method: str, rounds: int) -> float:
     """Processor seconds per round, the median over `rounds` rounds."""
     clock = Clock()
     chosen = {
-        "plugins": ["fedfleet.tune.bench.works"],
+        "plugins": [str(Path(__file__).with_name("works.py"))],
         "workload": "cnn4",
         "method": {"name": method, "rule": {"name": "sgd", "lr": 0.01}},
         "federation": {"clients": 100, "cohort": 10, "rounds": rounds + WARMUP + 1, "local": {"steps": 5, "batch": 64}},

@@ -30,7 +30,7 @@ WARMUP = 3
 def config(work: str, plan: dict[str, Any], every: int = 0) -> dict[str, Any]:
     """The experiment of a work. plan: keys of `federation`. every: rounds between checkpoints, 0 for none."""
     return {
-        "plugins": ["fedfleet.tune.bench.works"],
+        "plugins": [str(Path(__file__).with_name("works.py"))],
         "workload": {"name": work, "clients": plan["clients"]},
         "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.01}},
         "federation": {"local": {"steps": 5, "batch": 10}, **plan},

@@ -407,9 +407,9 @@ def test_steps_in_place_have_the_bits_of_steps_one_by_one(monkeypatch: pytest.Mo
 
 WORK = {
     "plugins": ["fedfleet.tune.bench.works"],
-    "workload": "cnn4",
+    "workload": "w4",
     "method": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},
-    "federation": {"clients": 100, "cohort": 4, "rounds": 2, "local": {"steps": 2, "batch": 8}},
+    "federation": {"clients": 40, "cohort": 4, "rounds": 2, "local": {"steps": 2, "batch": 8}},
     "tracking": {"uri": "none"},
 }
 

@@ -12,19 +12,19 @@ import pytest
 
 from fedfleet.engine.errors import FedFleetError
 from fedfleet.tune.bench import measure
-from fedfleet.tune.bench.command import costs, draw, lines_of, peer_of, text_of
-from fedfleet.tune.bench.measure import PARTS, Line, Pair, shares_of
+from fedfleet.tune.bench.command import costs, draw, lines_of, peer_of, summary, text_of
+from fedfleet.tune.bench.measure import PARTS, Candidate, Measurement, shares_of
 
 from .commands import invoke
 
 EVEN = dict.fromkeys(PARTS, 1 / len(PARTS))
 
 
-def pairs(*ratios: float) -> list[Pair]:
-    return [Pair(100.0, 100 * ratio, 2.0, EVEN, "") for ratio in ratios]
+def pairs(*ratios: float) -> list[Measurement]:
+    return [Measurement(100.0, 100 * ratio, 2.0, EVEN, "") for ratio in ratios]
 
 
-def found(*lines: tuple[Line, list[Pair]]):
+def found(*lines: tuple[Candidate, list[Measurement]]):
     return {line.name: (line, made) for line, made in lines}
 
 
@@ -85,7 +85,7 @@ def test_a_line_that_is_named_twice_is_measured_once():
     assert len(lines_of(["w1"], ["fedavg"], ["a=true", "a=true"])) == 3
 
 
-GIVEN = Pair(100.0, 150.0, 2.0, EVEN, "")
+GIVEN = Measurement(100.0, 150.0, 2.0, EVEN, "")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -160,6 +160,8 @@ def test_a_peer_is_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = text_of(found((line, [timed])))
     assert "w2 slow" in text
     assert "0.50 (0.50 … 0.50)" in text
+    (told,) = json.loads(json.dumps(summary(found((line, [timed]))), allow_nan=False))["lines"]
+    assert told["pairs"][0]["first"] is None
     with pytest.raises(FedFleetError, match="slow did not print its clients_per_s: a log"):
         measure.pair(line._replace(peer=peer._replace(command=f"{sys.executable} -c 'print(\"a log\")'")), 4, 2)
     with pytest.raises(FedFleetError, match="slow cannot be run: "):
@@ -167,7 +169,7 @@ def test_a_peer_is_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_medians_spreads_and_the_cost_of_a_method(tmp_path: Path):
-    made = found((Line("w1"), pairs(1.0, 2.0, 1.5)), (Line("w1", "scaffold"), pairs(0.8, 1.0, 1.5)))
+    made = found((Candidate("w1"), pairs(1.0, 2.0, 1.5)), (Candidate("w1", "scaffold"), pairs(0.8, 1.0, 1.5)))
     text = text_of(made)
     assert "1.50 (1.00 … 2.00)" in text
     assert costs(made) == ["w1 scaffold: 1.25 (1.00 … 2.00) times the time of fedavg"]

@@ -1,6 +1,6 @@
 """`fedfleet bench`: the speed of the engine and of a plain PyTorch loop, measured alternately.
 
-works        the federations that are timed, as a plug-in
+works        the federations that are timed, as a plug-in; those of other measurements are in benchmarks/works.py
 plain_loop   the plain PyTorch loop
 measure      runs both alternately; ratios, and the parts of a round's time
 command      the tables and the chart

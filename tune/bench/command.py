@@ -19,7 +19,7 @@ from ...workloads.processors import processors
 from ..files import override
 from ..listing import columns
 from .measure import METHODS as OTHER_ARGUMENTS
-from .measure import PARTS, Line, Pair, Peer, alternate
+from .measure import PARTS, Candidate, Measurement, Peer, alternate
 from .works import FEDERATIONS
 
 WORKS = tuple(FEDERATIONS)
@@ -28,11 +28,11 @@ FIRST = ("w1", "w2", "w3")
 OTHERS = ("scaffold", "fedmuon_bc")
 ALONE = {"block": 1, "kernels": "torch"}
 
-Found = dict[str, tuple[Line, list[Pair]]]
+Found = dict[str, tuple[Candidate, list[Measurement]]]
 """The line's name -> the line and its measurements."""
 
 
-def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] = ()) -> list[Line]:
+def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] = ()) -> list[Candidate]:
     """The lines to measure. Raises ConfigError.
 
     Each work has FedAvg with one client at a time, FedAvg with the plan that the engine chooses, and the peers; the
@@ -47,10 +47,10 @@ def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] 
     experiment(data)  # raises ConfigError for an invalid setting
     engine, lines, others = data["engine"], [], [peer_of(word) for word in peers]
     for number, work in enumerate(works or FIRST):
-        lines += [Line(work, "fedavg", {**engine, **ALONE}), Line(work, "fedavg", engine)]
-        lines += [Line(work, method, engine) for method in methods or OTHERS if number == 0]
-        lines += [Line(work, peer=peer) for peer in others]
-    named: dict[str, Line] = {}
+        lines += [Candidate(work, "fedavg", {**engine, **ALONE}), Candidate(work, "fedavg", engine)]
+        lines += [Candidate(work, method, engine) for method in methods or OTHERS if number == 0]
+        lines += [Candidate(work, peer=peer) for peer in others]
+    named: dict[str, Candidate] = {}
     for line in lines:
         if named.setdefault(line.name, line) != line:
             raise ConfigError(f"--peer: two lines would be called {line.name!r}; give the peer another name")
@@ -72,7 +72,7 @@ def peer_of(word: str) -> Peer:
 
 
 def bench(
-    lines: list[Line], how: dict[str, int], out: Path | None, log: Callable[[str], None], show: Callable[[Found], None]
+    lines: list[Candidate], how: dict[str, int], out: Path | None, log: Callable[[str], None], show: Callable[[Found], None]
 ) -> None:
     """Measure the lines. how: repeats, rounds and workers; out: file of the chart; log: receives a line of progress;
     show: receives what was measured, also if a later measurement fails or is interrupted."""
@@ -92,8 +92,9 @@ def text_of(found: Found) -> str:
     rows: list[tuple[str, ...]] = [("line", "ratio to plain loop", "clients/s", "first round, s", *PARTS)]
     for name, (line, pairs) in found.items():
         shares = [f"{100 * median(p.parts[part] for p in pairs):.1f} %" for part in PARTS if not line.peer]
-        first = "" if line.peer else f"{median(p.first for p in pairs):.1f}"
         shares = shares or [""] * len(PARTS)
+        seconds = [p.first for p in pairs if p.first is not None]
+        first = f"{median(seconds):.1f}" if seconds else ""
         rows.append((name, spread([p.ratio for p in pairs]), f"{median(p.ours for p in pairs):.0f}", first, *shares))
     return "\n".join([columns(rows), *(f"\n{line}" for line in costs(found)), "", machine()])
 

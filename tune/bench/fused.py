@@ -14,7 +14,7 @@ from ...workloads.models import norms, recurrent, transformer
 from ...workloads.models.convolutional import Dropout
 
 
-class Reader(nn.Module):
+class FusedReader(nn.Module):
     """`recurrent.Reader` over torch's own recurrent layers."""
 
     def __init__(self, reader: recurrent.Reader) -> None:
@@ -30,7 +30,7 @@ class Reader(nn.Module):
         return self.out(h.amax(1) if self.pool == "max" else h[:, -1])
 
 
-class Attention(nn.Module):
+class FusedAttention(nn.Module):
     """`transformer.Attention` by torch's scaled_dot_product_attention."""
 
     def __init__(self, part: transformer.Attention) -> None:
@@ -52,9 +52,9 @@ def fused(module: nn.Module) -> nn.Module:
     if isinstance(module, Dropout):
         return nn.Dropout(module.rate)
     if isinstance(module, recurrent.Reader):
-        return Reader(module)
+        return FusedReader(module)
     if isinstance(module, transformer.Attention):
-        return Attention(module)
+        return FusedAttention(module)
     for name, part in module.named_children():
         setattr(module, name, fused(part))
     return module

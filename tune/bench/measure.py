@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from math import nan
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ class Peer(NamedTuple):
     command: str
 
 
-class Line(NamedTuple):
+class Candidate(NamedTuple):
     """What is timed. engine: settings of the section `engine`; peer: another simulator instead of the engine."""
 
     work: str
@@ -61,12 +60,12 @@ class Line(NamedTuple):
         return " ".join([self.work, self.method, settings]).strip()
 
 
-class Pair(NamedTuple):
+class Measurement(NamedTuple):
     """One measurement of the plain loop and of a run after it; medians over rounds."""
 
     plain: float  # clients/s
     ours: float  # clients/s of the engine or the peer; nothing else is known of a peer
-    first: float  # seconds from the call to the end of the first round
+    first: float | None  # seconds from the call to the end of the first round
     parts: dict[str, float]  # share of each of PARTS in workers x duration of a round
     chosen: str  # the execution plan that was measured, "" if the settings give one
 
@@ -120,12 +119,12 @@ def with_execution_plan(made: Experiment) -> tuple[Experiment, str]:
     return made.model_copy(update={"engine": engine}), f"blocks of {block}, {kernels} kernels, {how}"
 
 
-def pair(line: Line, rounds: int, workers: int) -> Pair:
+def pair(line: Candidate, rounds: int, workers: int) -> Measurement:
     """Measure the plain loop, then the line."""
     yardstick = plain(line.work, rounds)
     if line.peer:
         words = [word.format(work=line.work, rounds=rounds) for word in shlex.split(line.peer.command)]
-        return Pair(yardstick, speed_of(line.peer.name, words), nan, {}, "")
+        return Measurement(yardstick, speed_of(line.peer.name, words), None, {}, "")
     made = experiment(
         {
             "plugins": [f"{__package__}.works"],
@@ -144,7 +143,7 @@ def pair(line: Line, rounds: int, workers: int) -> Pair:
     speed = median(row["client/count"] / row["time/seconds"] for row in rows)
     shares = [shares_of(row, workers) for row in rows]
     parts = {name: median(share[name] for share in shares) for name in PARTS}
-    return Pair(yardstick, speed, watch.first, parts, chosen)
+    return Measurement(yardstick, speed, watch.first, parts, chosen)
 
 
 def shares_of(row: dict[str, float], workers: int) -> dict[str, float]:
@@ -155,15 +154,15 @@ def shares_of(row: dict[str, float], workers: int) -> dict[str, float]:
 
 
 def alternate(
-    lines: list[Line], repeats: int, rounds: int, workers: int, log: Callable[[str], None]
-) -> Iterator[tuple[Line, Pair]]:
+    lines: list[Candidate], repeats: int, rounds: int, workers: int, log: Callable[[str], None]
+) -> Iterator[tuple[Candidate, Measurement]]:
     """Measure every line once, then every line again, so that a disturbance of the machine affects all of them."""
     for number in range(repeats):
         for line in lines:
             found = pair(line, rounds, workers)
             log(
                 f"{number + 1}/{repeats}  {line.name}: {found.ours:.1f} clients/s, plain loop {found.plain:.1f}"
-                + ("" if line.peer else f", first round after {found.first:.1f} s")
+                + (f", first round after {found.first:.1f} s" if found.first is not None else "")
                 + (f"; {found.chosen}" if found.chosen else "")
             )
             yield line, found

@@ -11,11 +11,6 @@
 
 Inputs are standard normal, images of 1 x 28 x 28 if nothing else is said, with uniform labels; a client has exactly the
 rows of one round.
-
-    cnn4           CNN4, 390,880              100 clients of 64 rows
-    many_lenet     LeNet again                any number of clients of 10 rows
-    many_mlp       MLP 64-133-10, 9,985       any number of clients of 2 rows, 1 x 8 x 8
-    many_logistic  logistic regression, 650   the same clients
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ from ...workloads.classification import Classification
 from ...workloads.client_index import ClientIndex
 from ...workloads.models.convolutional import Cnn4, ResNet18
 from ...workloads.models.recurrent import Lstm, Rnn
-from ...workloads.models.small import LeNet, Logistic, Mlp
+from ...workloads.models.small import LeNet, Mlp
 from ...workloads.models.transformer import Vit
 from ...workloads.workload import Columns, Model, Partition
 
@@ -45,7 +40,7 @@ class Consecutive(Partition):
 
 
 @dataclass(frozen=True)
-class Femnist(Model):
+class FemnistCnn(Model):
     """The convolutional network of FEMNIST, 1,206,590 parameters for 62 classes."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -113,16 +108,12 @@ class CharacterNoise(Noise):
 WORKLOADS = {
     "w1": lambda: Noise(LeNet()),
     "w2": lambda: Noise(Mlp((200, 200))),
-    "w3": lambda: FemnistNoise(Femnist(), examples=20_000),
+    "w3": lambda: FemnistNoise(FemnistCnn(), examples=20_000),
     "w4": lambda: Noise(Cnn4(), examples=7680),
     "w5": lambda: WordNoise(Rnn(64), examples=8000),
     "w6": lambda: ColourNoise(ResNet18(), examples=400),
     "w7": lambda: CharacterNoise(Lstm(256), examples=1000),
     "w8": lambda: ColourNoise(Vit(), examples=320),
-    "cnn4": lambda: Noise(Cnn4(), examples=6400),
-    "many_lenet": lambda clients: Noise(LeNet(), examples=10 * clients),
-    "many_mlp": lambda clients: SmallNoise(Mlp((133,)), examples=2 * clients),
-    "many_logistic": lambda clients: SmallNoise(Logistic(), examples=2 * clients),
 }
 
 FEDERATIONS = {
