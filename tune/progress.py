@@ -1,9 +1,12 @@
-"""Progress of a run: a line that says what is run, then the round, loss, accuracy and clients per second, as a live
-line or as lines of a log."""
+"""Progress on standard error: a line that is updated on a terminal; elsewhere, as in the log of a batch job, a line from
+time to time."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Hashable
+from itertools import islice
 from typing import Any
 
 from ..engine.config.run_spec import RunSpec
@@ -12,24 +15,149 @@ from ..engine.records.event_log import STILL
 from ..engine.rounds.driver import Record
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
-from .pulse import Pulse
+from .quantities import duration
 from .streams import tell
+
+SHORTEST, LONGEST = 10.0, 60.0
+"""Seconds between two lines of a log: at the beginning of a command, and after ten minutes."""
+
+NAMED = 8
+"""The most runs under way that are named. A search may have thousands."""
 
 SHOWN = ("loss", "accuracy", "clients/s")
 
 
+class Pulse:
+    """Says when the next line of a log is due: after a tenth of the time since the beginning, but at least after
+    SHORTEST and at most after LONGEST seconds. So a short command prints none, and a log of a day has about 1,500."""
+
+    def __init__(self) -> None:
+        self.began: float = time.monotonic()
+        self.last: float = self.began
+
+    def due(self) -> bool:
+        """Whether a line is due now; the next one is then due later."""
+        now = time.monotonic()
+        if now - self.last < min(LONGEST, max(SHORTEST, (now - self.began) / 10)):
+            return False
+        self.last = now
+        return True
+
+
+class LiveLine:
+    """A line that counts what has ended. On a terminal it is updated; elsewhere it is printed when `Pulse` says so."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        """quiet: whether to print nothing."""
+        self.quiet: bool = quiet
+        self.bar: Any = None  # of rich, on a terminal
+        self.pulse: Pulse = Pulse()
+
+    def start(self, what: str, total: int, done: int = 0, remaining: bool = False) -> None:
+        """Begin to count. what: name of one of the `total` things that are counted, of which `done` are over.
+        remaining: whether to show the remaining time, which is estimated from what has ended."""
+        if self.quiet or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = [TextColumn(what), MofNCompleteColumn(), BarColumn(20), TextColumn("{task.description}")]
+        if remaining:
+            columns.append(TimeRemainingColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True))
+        self.bar.start()
+        self.bar.add_task("starting", total=total, completed=done)
+
+    def due(self) -> bool:
+        """Whether to show the state now: always on a terminal, else from time to time."""
+        return self.bar is not None or (not self.quiet and self.pulse.due())
+
+    def update(self, done: float, live: str, log: str) -> None:
+        """Show the state. live: what a terminal shows beside the count; log: the whole line of a log."""
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=done, description=live)
+        else:
+            tell(log)
+
+    def say(self, line: str, detail: str = "") -> None:
+        """Print a line above the live one. detail: the end of the line, left out if the live line shows the same."""
+        if self.bar is not None:
+            self.bar.console.print(line, highlight=False, markup=False)
+        elif not self.quiet:
+            tell(line + detail)
+
+    def close(self) -> None:
+        """Leave the line as it is."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+class ProgressOfRuns(LiveLine):
+    """Counts runs and estimates the remaining time. A subclass names the best run so far in `best_text`."""
+
+    def open(self, what: str, total: int, done: int) -> None:
+        """Begin to count. what: name of a run, trial or cell; done: number of the `total` runs that ended before."""
+        self.what, self.total, self.done, self.earlier = what, total, done, done
+        self.shares: dict[Hashable, tuple[str, float]] = {}  # run under way -> label, share of its rounds that is done
+        self.since = time.monotonic()
+        self.start(what, total, done)
+        if self.bar is None:  # a reader of a log shall know at once that something has begun
+            self.say(f"{what}s: {done} of {total} done, starting")
+
+    def advance(self, key: Hashable, label: str, share: float) -> None:
+        """A run is under way. share: the part of its rounds that is done."""
+        self.shares[key] = (label, share)
+        self._show()
+
+    def drop(self, key: Hashable) -> None:
+        """A run is no longer under way, and does not count as ended."""
+        self.shares.pop(key, None)
+        self._show()
+
+    def finish(self, key: Hashable) -> None:
+        """A run has ended; the caller prints its line by `say` next."""
+        self.done += 1
+        self.drop(key)
+
+    def state(self) -> str:
+        """Numbers of runs, the best one and the remaining time, as text."""
+        left = max(0, self.total - self.done - len(self.shares))
+        return f"{len(self.shares)} running, {left} left{self.best_text()}{self._time_left()}"
+
+    def best_text(self) -> str:
+        """The best run so far, as text such as ", best 87.6 % (trial 0)", or ""."""
+        return ""
+
+    def _time_left(self) -> str:
+        """The remaining time, from the time that the ended runs and the finished parts of the others have taken."""
+        made = self.done - self.earlier + sum(share for _, share in self.shares.values())
+        left = self.total - self.earlier - made
+        return f", about {duration((time.monotonic() - self.since) / made * left)}" if made > 0 and left > 0 else ""
+
+    def _under_way(self) -> str:
+        """The first runs under way, each with the share of its rounds that is done."""
+        first = "  ".join(f"{label} {share:.0%}" for label, share in islice(self.shares.values(), NAMED))
+        more = len(self.shares) - NAMED
+        return f"{first}  and {more} more" if more > 0 else first
+
+    def _show(self) -> None:
+        if (self.bar is not None or self.shares) and self.due():
+            state, runs = self.state(), self._under_way()
+            self.update(self.done, f"{state}\n{runs}", f"{self.done} of {self.total} done, {state}: {runs}")
+
+
 class Progress(Observer):
-    """An observer that updates a line on a terminal or below the cell of a notebook.
+    """An observer that updates a line on a terminal or below the cell of a notebook: the round, loss, accuracy and
+    clients per second.
 
     Elsewhere, as in the log of a batch job, it prints a line to standard error after the first ten seconds, and then at
     growing intervals of at most a minute.
     """
 
     def __init__(self) -> None:
-        self.bar: Any = None
+        self.line: LiveLine = LiveLine()
         self.cell: Any = None  # IPython's handle of the line in a notebook
-        self.task: Any = None
-        self.pulse: Pulse | None = None  # of the lines of a log
         self.rounds: int = 0
         self.shown: dict[str, str] = {}
 
@@ -39,22 +167,7 @@ class Progress(Observer):
             from IPython.display import display
 
             self.cell = display({"text/plain": "starting"}, raw=True, display_id=True)
-        if not sys.stderr.isatty():
-            self.pulse = Pulse() if self.cell is None else None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self.bar.start()
-        self.task = self.bar.add_task("starting", total=self.rounds)
+        self.line.start("round", self.rounds, remaining=True)
 
     def record(self, record: Record) -> None:
         if "train/loss" in record:
@@ -66,26 +179,18 @@ class Progress(Observer):
         line = f"round {record['round']:.0f} of {self.rounds}  {text}"
         if self.cell is not None:
             self.cell.update({"text/plain": line}, raw=True)
-        if self.pulse is not None and self.pulse.due():
-            tell(line)
-        if self.bar is not None:
-            self.bar.update(self.task, completed=record["round"], description=text)
+        elif self.line.due():
+            self.line.update(record["round"], text, line)
 
     def event(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.console.print(text.split("\n")[0], highlight=False, markup=False)
-        elif text.startswith(STILL):
-            tell(text)
+        if self.line.bar is not None or text.startswith(STILL):
+            self.line.say(text.split("\n")[0])
 
     def end(self, result: Result) -> None:
-        self._stop()
+        self.line.close()
 
     def failed(self, error: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        self.line.close()
 
 
 class FirstLine(Observer):

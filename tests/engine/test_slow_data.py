@@ -12,7 +12,6 @@ from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.planning import data
 from fedfleet.tune.progress import Progress
-from fedfleet.tune.pulse import Pulse
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small.small import Mlp
 
@@ -78,6 +77,5 @@ class Setting:
 @pytest.mark.parametrize(("line", "shown"), [("still reading the data", True), ("plan: blocks of 4 clients", False)])
 def test_the_log_of_a_batch_job_shows_it(line, shown, capsys):
     progress = Progress()
-    progress.pulse = Pulse()
     progress.event(line)
     assert (line in capsys.readouterr().err) == shown

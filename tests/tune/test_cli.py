@@ -25,7 +25,7 @@ from fedfleet.engine import run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import FedFleetError
 from fedfleet.engine.runs.result import model_digest
-from fedfleet.tune import pulse
+from fedfleet.tune import progress
 from fedfleet.tune.files import load
 from fedfleet.tune.progress import described, shown
 
@@ -326,8 +326,8 @@ def test_progress_on_a_terminal():
 def test_progress_in_a_log(here: Path, monkeypatch: pytest.MonkeyPatch):
     """Without a terminal there are a line at the beginning and lines at the times that `Pulse` gives, here after every
     round, and none with --quiet."""
-    monkeypatch.setattr(pulse, "SHORTEST", 0.0)
-    monkeypatch.setattr(pulse, "LONGEST", 0.0)
+    monkeypatch.setattr(progress, "SHORTEST", 0.0)
+    monkeypatch.setattr(progress, "LONGEST", 0.0)
     done = invoke("run", "digits", *LOCAL, "--json", "--out", "mine")
     first, lines = done.stderr.split("\n", 1)
     assert first == f"scaffold on digits: 100 clients, cohorts of 20, 2 rounds, in this process, in {here / 'mine'}"
@@ -390,8 +390,8 @@ def test_a_resumed_run_in_one_line():
 def test_when_lines_of_a_log_are_due(monkeypatch: pytest.MonkeyPatch):
     """A clock that ticks every second: lines after 10 s, at most one a minute, fewer than 1,500 a day."""
     clock = iter(range(10**6))
-    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    beat = pulse.Pulse()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    beat = progress.Pulse()
     due = [second for second in range(1, 86400) if beat.due()]
     pauses = [later - earlier for earlier, later in itertools.pairwise(due)]
     assert due[0] == 10

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fedfleet.tune.search.plan import plan
-from fedfleet.tune.search.progress import Progress
+from fedfleet.tune.search.progress import SearchProgress
 from fedfleet.tune.search.trial_store import Trial
 
 DATA = {
@@ -21,10 +21,10 @@ DATA = {
 }
 
 
-def told() -> Progress:
+def told() -> SearchProgress:
     """The progress after two trials, one of which finished."""
     asked = plan(DATA)
-    shown = Progress(asked)
+    shown = SearchProgress(asked)
     shown.begins([])
     for number in (0, 1):
         shown.trial_begins(number, {"method.mu": 0.5}, asked.experiment({"method.mu": 0.5}))
@@ -47,7 +47,7 @@ def test_a_line_for_each_trial(capsys: pytest.CaptureFixture[str]):
 
 def test_few_of_many_trials_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     asked = plan({**DATA, "search": {"trials": 1000}})
-    shown = Progress(asked)
+    shown = SearchProgress(asked)
     shown.begins([])
     for number in range(1000):
         shown.trial_begins(number, {"method.mu": 0.5}, asked.experiment({"method.mu": 0.5}))

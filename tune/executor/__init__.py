@@ -6,5 +6,4 @@ requested_run  a run as its process executes it
 jobs, job      processes of this machine that several runs share: the driver's side, and such a process
 trials         the driver's side on Ray: the runs as trials of Ray Tune
 run_actor      the actor that executes runs, one after the other
-progress       the number of runs that have ended, on standard error
 """

@@ -7,14 +7,14 @@ from typing import Any
 
 from ...engine.config.schema import Experiment
 from ...engine.rounds.driver import Record
-from ..executor.progress import LiveLine
+from ..progress import ProgressOfRuns
 from ..quantities import shown
 from .plan import Plan
 from .trial_source import SearchObserver
 from .trial_store import Trial
 
 
-class Progress(LiveLine, SearchObserver):
+class SearchProgress(ProgressOfRuns, SearchObserver):
     """An observer that prints the trials that end, and a live line on a terminal."""
 
     def __init__(self, plan: Plan) -> None:

@@ -205,11 +205,11 @@ def store_of(wanted: Plan, folder: Path, kept: Identity) -> TrialStore:
 
 
 def observers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[SearchObserver]:
-    from .progress import Progress
+    from .progress import SearchProgress
     from .tracking import SearchTracker
 
     tracking = first_experiment(wanted).tracking
-    found: list[SearchObserver] = [Progress(wanted)] if progress else []
+    found: list[SearchObserver] = [SearchProgress(wanted)] if progress else []
     if tracking.uri != "none" and tracking.name == "mlflow":
         found.append(SearchTracker(wanted, tracking, folder, search_id, parent))
     return found

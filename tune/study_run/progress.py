@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..executor.progress import LiveLine
+from ..progress import ProgressOfRuns
 from ..quantities import shown
 from ..study.cells import Cell
 from ..study.folder import FAILED, FINISHED, Folder
 from ..study.spec import Study
 
 
-class Progress(LiveLine):
+class StudyProgress(ProgressOfRuns):
     """Prints the cells that end, and a live line on a terminal."""
 
     def __init__(self, study: Study, folder: Folder, quiet: bool = False) -> None:

@@ -29,7 +29,7 @@ from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
 from ..study.kept_results import check_restored, keep, restore
 from ..study.ranges import run_searches, searches
 from ..study.spec import Study
-from .progress import Progress
+from .progress import StudyProgress
 from .tracking import StudyTracker
 
 CELLS_OF_PROCESS = 16
@@ -76,7 +76,7 @@ def run_study(
         folder.keep(study)
         restore(path)
         check_restored(path, (study.report.metric, study.deciding))
-        tracker, progress = StudyTracker(study, folder), Progress(study, folder, quiet)
+        tracker, progress = StudyTracker(study, folder), StudyProgress(study, folder, quiet)
         ended = "killed"
         try:
             tuning = Stage("trial", lambda: trials(study), lambda cell, before: tracker.open())
@@ -124,7 +124,7 @@ class Cells(Source):
     A stage begins when all cells of the stage before it have ended.
     """
 
-    def __init__(self, folder: Folder, progress: Progress, keep_models: bool, stages: Iterable[Stage]) -> None:
+    def __init__(self, folder: Folder, progress: StudyProgress, keep_models: bool, stages: Iterable[Stage]) -> None:
         self.folder, self.progress, self.keep_models = folder, progress, keep_models
         self.stages = iter(stages)
         self.waiting: deque[Cell] = deque()
