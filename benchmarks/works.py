@@ -1,9 +1,9 @@
 """The works that only these benchmarks need, as a plug-in. Their data are noise, as those of `fedfleet bench`.
 
-    cnn4           CNN4 with BatchNorm, 390,880   100 clients of 64 rows
-    many_lenet     LeNet, 61,706 parameters       any number of clients of 10 rows
-    many_mlp       MLP 64-133-10, 9,985           any number of clients of 2 rows, 1 x 8 x 8
-    many_logistic  logistic regression, 650       the same clients
+cnn4           CNN4 with BatchNorm, 390,880   100 clients of 64 rows
+many_lenet     LeNet, 61,706 parameters       any number of clients of 10 rows
+many_mlp       MLP 64-133-10, 9,985           any number of clients of 2 rows, 1 x 8 x 8
+many_logistic  logistic regression, 650       the same clients
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Progress on standard error: a line that is updated on a terminal; elsewhere, as in the log of a batch job, a line from
-time to time."""
+"""Progress on standard error: a line that is updated on a terminal; elsewhere, as in the log of a batch job, a line now
+and then."""
 
 from __future__ import annotations
 
