@@ -11,8 +11,7 @@ from statistics import mean
 from typing import Any
 
 from fedfleet.engine import run
-from fedfleet.tune.chart import accuracies
-from fedfleet.tune.demo import rounds_to
+from fedfleet.tune.demo import accuracies, rounds_to
 from fedfleet.tune.files import load
 
 RATES = (0.03, 0.1, 0.3, 1.0)

@@ -12,8 +12,9 @@ import numpy as np
 
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
-from fedfleet.tune.chart import COLOURS, accuracies
+from fedfleet.tune.demo import accuracies
 from fedfleet.tune.files import override
+from fedfleet.tune.page.style import COLOURS
 from fedfleet.tune.study.cells import cells
 from fedfleet.tune.study.spec import load
 

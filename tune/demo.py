@@ -10,15 +10,23 @@ if __name__ == "__main__":
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..engine.errors import FedFleetError, Interrupted
 from .executor.fork_server import begin
 from .listing import columns
 from .outcome import report_errors
+from .page import svg
+from .page.content import Axis, Curve, Figure
 from .study.folder import Folder
 from .study.spec import load
+
+
+def accuracies(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """(round, test accuracy) of the rounds that were evaluated. rows: the records of a run."""
+    return [(int(row["round"]), row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
 
 
 def rounds_to(points: Sequence[tuple[int, float]], target: float) -> str:
@@ -36,6 +44,16 @@ def table(folder: Folder, curves: Mapping[str, Sequence[tuple[int, float]]]) -> 
         sent = f"{result['bytes_up'] / 1e6:.1f}"
         rows.append((cell.method, f"{points[-1][1]:.1%}", *reached, sent, f"{result['seconds']:.1f}"))
     return columns(rows)
+
+
+def learning_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
+    """One curve for each method. curves: label -> (round, test accuracy)."""
+    series = [
+        Curve(f"{label} ({points[-1][1]:.1%})", i, {"round": [p[0] for p in points]}, [100 * p[1] for p in points])
+        for i, (label, points) in enumerate(curves.items())
+    ]
+    title = "Digits, 100 clients, cohorts of 20, Dirichlet 0.1"
+    return Figure("curves", title, Axis("round", whole=True), Axis("test accuracy (%)"), series)
 
 
 def run_all(path: Path) -> Folder:
@@ -59,14 +77,13 @@ def demo() -> None:
 
     from ..engine.runs.launch import new_run_id
     from ..engine.runs.saved_files import read_rows
-    from .chart import accuracies, curves
 
     path = Path("runs") / f"demo-{new_run_id()}"
     print("Four methods, 100 clients, cohorts of 20, Dirichlet 0.1, 100 rounds each …", flush=True)
     folder = run_all(path)
     lines = {cell.method: accuracies(read_rows(folder.of(cell) / "rounds.parquet")) for cell in folder.cells()}
     chart = path / "accuracy.png"
-    curves(lines, chart, "Digits, 100 clients, cohorts of 20, Dirichlet 0.1")
+    svg.save(learning_curves(lines), chart)
     print(f"\n{table(folder, lines)}\n\nchart:  {chart}\nreport: {path / 'report.html'}")
     print(f"took {time.perf_counter() - started:.0f} s. To look at the runs in MLflow:")
     print(f"  {os.path.relpath(Path(sys.executable).parent / 'mlflow')} ui --backend-store-uri sqlite:///mlflow.db")

@@ -137,9 +137,7 @@ def charts(columns: Columns) -> list[Section]:
         "sums, and without a task while the driver waited for others."
     )
     return [
-        Section(
-            "Learning curves", "A drag in a chart enlarges, a double click in it undoes this.", figures=tuple(curves)
-        ),
+        Section("Learning curves", "", figures=tuple(curves)),
         Section("The method's own numbers", "", figures=tuple(own)),
         Section("Where the time goes", where, figures=tuple(times(columns))),
     ]

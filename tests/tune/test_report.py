@@ -23,11 +23,12 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
 from fedfleet.tune.page.content import Axis, Figure, Marks, Page, Section, Table, Text, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
-from fedfleet.tune.report.charts import band, groups
+from fedfleet.tune.page.svg import band
+from fedfleet.tune.report import markdown
+from fedfleet.tune.report.charts import LINES, charts
 from fedfleet.tune.report.findings import Findings, Run, chosen_by, findings, mean_curve, undecided
-from fedfleet.tune.report.heat import grids, short
-from fedfleet.tune.report.interactive import LINES, page_of
 from fedfleet.tune.report.page import write_page, write_report
+from fedfleet.tune.report.sensitivity import grids, short
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
 from fedfleet.tune.report.tables import privacy, tables
 from fedfleet.tune.search.plan import plan
@@ -247,8 +248,14 @@ def test_the_library_is_the_published_one():
 
 
 def section_of(found: Findings, title: str) -> Section:
-    (one,) = [one for one in page_of(found, tables(found)).sections if one.title == title]
+    (one,) = [one for one in charts(found).values() if one.title == title]
     return one
+
+
+def files_of(found: Findings) -> dict[str, str]:
+    """Name of a chart of the Markdown page -> its SVG."""
+    _, drawn = markdown.page(found, tables(found), charts(found), "charts")
+    return {each.name: each.svg for each in drawn}
 
 
 def test_a_table_says_what_the_value_of_a_run_is(found: Findings):
@@ -345,7 +352,7 @@ def test_grids_over_values_of_all_kinds(found: Findings, tmp_path: Path, values:
     assert len(of_axes.values) == len(values) ** 2
     for given in (replace(found, trials=[*one, *two]), by_axes):
         write_page(given, tmp_path / "report.html")
-    svg = next(c.svg for g in groups(replace(found, trials=one)) for c in g.charts if c.name == "sensitivity-1")
+    svg = files_of(replace(found, trials=one))["sensitivity-1"]
     told = [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
     assert name in told
     assert all(short(part).split(" ")[0] in " ".join(told) for part in parts)
@@ -378,11 +385,8 @@ def test_only_a_run_that_diverged_is_said_to_have(found: Findings):
     assert (list(diverged.x), list(diverged.texts)) == ([4], ["x 4\ndiverged"])
     assert (list(failed.x), list(failed.texts)) == ([3], ["x 3\nfailed"])
     assert diverged.symbol != failed.symbol
-    (static,) = [group for group in groups(mixed) if group.title == "Sensitivity"]
-    assert static.note == f"Mean over seeds of every point that was run. {told}"
-    for chart, count in zip(static.charts, (1, 2), strict=True):  # a point has two values of y
-        texts = re.findall(r"<text[^>]*>([^<]*)</text>", chart.svg)
-        assert (texts.count("×"), texts.count("△")) == (count, count)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", files_of(mixed)["sensitivity-1"])
+    assert (texts.count("×"), texts.count("△")) == (2, 2)  # a point has two values of y
 
 
 @pytest.mark.parametrize(
@@ -395,9 +399,7 @@ def test_only_a_run_that_diverged_is_said_to_have(found: Findings):
 )
 def test_a_note_explains_the_marks_that_occur(found: Findings, statuses: tuple[str, ...], told: str):
     some = with_statuses(found, *statuses)
-    (static,) = [group.note for group in groups(some) if group.title == "Sensitivity"]
-    assert static.endswith(f"The best point is {told}")
-    assert section_of(some, "Sensitivity").note == f"{static} {LINES}"
+    assert section_of(some, "Sensitivity").note.endswith(f"The best point is {told} {LINES}")
 
 
 def test_one_seed_of_a_point_may_be_missing(found: Findings):
@@ -457,10 +459,9 @@ def test_markdown_has_the_same_numbers(found: Findings, tmp_path: Path):
 
 
 def test_charts_show_what_there_is(found: Findings):
-    names = {chart.name for group in groups(found) for chart in group.charts}
-    assert {"curves-1", "curves-2", "levels-1", "bytes-1", "bytes-2", "sensitivity-1"} <= names
-    (heat,) = [c for g in groups(found) for c in g.charts if c.name == "sensitivity-1"]
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", heat.svg)
+    drawn = files_of(found)
+    assert {"curves-1", "curves-2", "levels-1", "bytes-1", "bytes-2", "sensitivity-1"} <= set(drawn)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn["sensitivity-1"])
     assert {"×", "25.0", "30.0", "0.001"} <= set(texts)  # (0.1, 0.001) diverged; with 0.4, halves of the sums
     assert "5.0" not in texts
 
@@ -561,7 +562,7 @@ def test_no_chart_has_a_band_at_the_bottom_of_a_logarithmic_scale(found: Finding
         assert run.points is not None
         runs.append(run._replace(points=run.points._replace(values=np.array([value, value]))))
     spread_out = replace(found, runs=runs, report=Report(log=True))
-    (svg,) = [chart.svg for group in groups(spread_out) for chart in group.charts if chart.name == "curves-2"]
+    svg = files_of(spread_out)["curves-1"]
     area = svg[svg.index("FillBetween") :]
     (corners,) = re.findall(r' d="([^"]*)"', area)[:1]
     moved = float(re.findall(r'<use [^>]*y="([^"]*)"', area)[0])
@@ -582,9 +583,9 @@ def on_a_clock(found: Findings) -> Findings:
 
 def test_runs_on_a_virtual_clock(found: Findings):
     """They have curves over it, the virtual seconds and client visits to a target, and a target of their own."""
-    assert "clock-1" not in {chart.name for group in groups(found) for chart in group.charts}
+    assert "clock-1" not in files_of(found)
     timed = on_a_clock(found)
-    over = {chart.name: chart.svg for group in groups(timed) for chart in group.charts if chart.name[:5] == "clock"}
+    over = {name: svg for name, svg in files_of(timed).items() if name.startswith("clock")}
     assert set(over) == {"clock-1", "clock-2"}
     assert "virtual seconds" in over["clock-1"]
     of_target, costs = (table for table in tables(timed) if table.heads[-1] == "virtual seconds")

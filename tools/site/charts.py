@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from fedfleet.tune.chart import COLOURS
+from fedfleet.tune.page.style import COLOURS
 
 from . import measured
 

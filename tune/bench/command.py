@@ -72,7 +72,11 @@ def peer_of(word: str) -> Peer:
 
 
 def bench(
-    lines: list[Candidate], how: dict[str, int], out: Path | None, log: Callable[[str], None], show: Callable[[Found], None]
+    lines: list[Candidate],
+    how: dict[str, int],
+    out: Path | None,
+    log: Callable[[str], None],
+    show: Callable[[Found], None],
 ) -> None:
     """Measure the lines. how: repeats, rounds and workers; out: file of the chart; log: receives a line of progress;
     show: receives what was measured, also if a later measurement fails or is interrupted."""
@@ -147,7 +151,7 @@ def draw(found: Found, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from ..chart import COLOURS
+    from ..page.style import COLOURS
 
     figure, axes = plt.subplots(figsize=(8, 1 + 0.45 * len(found)), dpi=120)
     for place, (line, pairs) in enumerate(found.values()):

@@ -3,8 +3,8 @@
 findings    the runs and what is reported of them
 statistics  means, paired differences, costs of reaching a target
 tables      tables of text, the same for all forms of the report
-heat        grids of points over the settings
-interactive the content of the HTML page
-charts      charts as SVG for the Markdown page, which markdown writes
+sensitivity grids of points over the settings
+charts      the charts, the same for the page and for Markdown
+markdown    the Markdown page
 page        writes all files
 """

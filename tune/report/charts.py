@@ -1,247 +1,291 @@
-"""The charts of the Markdown report, as SVG. Text stays text, in the reader's fonts. The panels are small, so that they
-also fit a phone."""
+"""The charts of a report: of a study, or of a comparison of runs. The page and the Markdown show the same ones."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from ..chart import COLOURS, MARKERS
-from ..study.folder import Points
+from ..page.content import NO_STYLE, Axis, Curve, Figure, HeatMap, Marks, Section, Shade, numbers, shares, thinned
+from ..study.folder import DIVERGED, FAILED, Points
 from ..study.spec import Report
-from .findings import Findings, Place, Run, mean_clock, mean_curve, name_of
-from .heat import Grid, grids, label_x, note_of, paint, plain
+from .findings import Findings, Place, Run, at_rounds, key_of, mean_clock, mean_curve, name_of
+from .sensitivity import MARKS, Part, Point, SettingsGrid, grids, note_of, short
 from .statistics import front, spread
+from .tables import mean_and_std
 
-SIZE = (4.3, 3.1)
-PANELS = 12
-"""Largest number of panels of a kind; the tables contain all levels."""
+CURVES = (
+    "Mean over seeds; the band is one standard deviation, and on a logarithmic scale it reaches by the same factor "
+    "below the mean as above it."
+)
+LEVELS = "Means over seeds. The best value of each level is framed."
+FINALS = "Final values, mean and standard deviation over seeds."
 BYTES = (
     "Bytes of all clients in both directions over the whole run. The line joins the methods that no other method "
     "surpasses in both bytes and value."
 )
-VIRTUAL = (
-    "The same against the virtual clock, averaged over seeds. On the logarithmic scale equal distances are factors."
+SECONDS = (
+    "Seconds of a run's rounds. They were measured while other runs may have been under way at the same time, so they "
+    "are no benchmark. The line joins the methods that no other method surpasses in both seconds and value."
 )
-LINES = ("-", "--", ":", "-.")
-CURVES = "Mean over seeds; the band is one standard deviation."
-LOGARITHMIC = " On the logarithmic scale it reaches by the same factor below the mean as above it."
+LINES = "The lines join the best values over all other settings."
+WIDE = 16
+"""Values of a setting up to which a grid over two settings is a map."""
+LABEL = 24
+"""Characters of the longest label of an axis of settings; longer ones would leave no room for the chart."""
+CLOCK = "virtual seconds"
+"""Title of the axis with the virtual clock."""
+SYMBOLS = {DIVERGED: "x-thin-open", FAILED: "triangle-up-open"}
+"""Status of a point without a value -> its symbol in charts, which looks as that of `MARKS` in maps."""
 
 
-class Chart(NamedTuple):
-    """A chart. `name`: of its file, without suffix; `alt`: text for readers who cannot see it; `svg`: its element."""
-
-    name: str
-    alt: str
-    svg: str
-
-
-class Group(NamedTuple):
-    """A section of charts. `legend`: of the methods in its charts, or None."""
-
-    title: str
-    note: str
-    charts: list[Chart]
-    legend: Chart | None = None
-
-
-def groups(found: Findings) -> list[Group]:
-    """The sections that have charts."""
-    more = f" The first {PANELS} of {len(found.places)} levels are shown." if len(found.places) > PANELS else ""
-    title = f"{found.what[:1].upper()}{found.what[1:]} against"
-    over_clock = curves(found, virtual=True) if found.virtual else []
+def charts(found: Findings) -> dict[str, Section]:
+    """The sections that have charts, each under a short name."""
+    title = found.what[:1].upper() + found.what[1:]
+    shown = grids(found)
+    maps, lines = sensitivity(found, shown)
     made = {
-        "1": Group("Learning curves", CURVES + LOGARITHMIC * found.report.log + more, curves(found)),
-        "clock": Group("Learning curves over virtual time", VIRTUAL + more, over_clock),
-        "2": Group(f"{title} the level", "Final values, mean and standard deviation over seeds.", list(against(found))),
-        "3": Group(f"{title} bytes", BYTES + more, pareto(found)),
+        "map": Section(f"{title} by method and level", LEVELS, maps=tuple(levels_map(found))),
+        "curves": Section("Learning curves", CURVES, figures=tuple(curves(found))),
+        "levels": Section(f"{title} against the level", FINALS, figures=tuple(against(found))),
+        "published": Section(
+            "The published numbers beside ours", published_note(found), figures=tuple(published(found))
+        ),
+        "bytes": Section(f"{title} against bytes", BYTES, figures=tuple(pareto(found, "MB up and down", megabytes))),
+        "seconds": Section(f"{title} against seconds", SECONDS, figures=tuple(pareto(found, "seconds", seconds))),
+        "sensitivity": Section("Sensitivity", f"{note_of(shown)} {LINES}", maps=tuple(maps), figures=tuple(lines)),
     }
-    keyed = [group._replace(legend=legend(found, f"key-{name}")) for name, group in made.items()]
-    drawable = [grid for grid in grids(found) if len(grid.names) <= 2][:PANELS]
-    sensitivity = Group("Sensitivity", note_of(drawable), list(rendered(found, drawable)))
-    return [group for group in [*keyed, sensitivity] if group.charts]
+    return {name: section for name, section in made.items() if section.maps or section.figures}
 
 
-def rendered(found: Findings, drawable: list[Grid]) -> Iterator[Chart]:
-    for number, grid in enumerate(drawable, 1):
-        figure, axes = panel(grid.title)
-        paint(found, grid, axes)
-        yield Chart(f"sensitivity-{number}", f"Sensitivity: {grid.title}", svg(figure, f"s{number}"))
+def style(found: Findings, method: str) -> int:
+    return found.methods.index(method)
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
-def panel(title: str, size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
-    """A new figure and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(plain(title), fontsize=11)
-    axes.grid(alpha=0.3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
-
-
-def svg(figure: Any, prefix: str) -> str:
-    """The figure as an element for a page. prefix: makes its ids unique in the page. Its only size is the view box."""
-    import matplotlib
-
-    out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()[out.getvalue().index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text
-    )  # hundredths of a point suffice
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", text)
-    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1))
+# --- methods and levels -----------------------------------------------------------------------------------------------
+def levels_map(found: Findings) -> Iterator[HeatMap]:
+    """The final values of all methods at all levels; nothing for a single method or level."""
+    if len(found.methods) < 2 or len(found.places) < 2:
+        return
+    spreads = {(m, p): spread(list(found.finals(m, p).values())) for m in found.methods for p in found.places}
+    share = dict(zip(spreads, shares([s.mean for s in spreads.values()], found.report.best == "max"), strict=True))
+    rows = []
+    for method in found.methods:
+        cells = []
+        for place in found.places:
+            mean = spreads[method, place].mean
+            rivals = [spreads[m, place].mean for m in found.methods]
+            best = not math.isnan(mean) and not any(found.better(rival, mean) for rival in rivals)
+            seeds = len(found.at(method, place))
+            more = f"{method}, {name_of(place)}: {mean_and_std(found, spreads[method, place], seeds)}, seeds: {seeds}"
+            cells.append(Shade(found.number(mean), share[method, place], best, more))
+        rows.append((method, cells))
+    yield HeatMap("", found.unit, list(map(name_of, found.places)), rows)
 
 
-def style(found: Findings, method: str) -> dict[str, Any]:
-    """Colour, marker and line of a method, the same in all charts."""
-    i = found.methods.index(method)
-    line = LINES[i // len(COLOURS) % len(LINES)]
-    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": line}
-
-
-def legend(found: Findings, name: str) -> Chart | None:
-    """The legend of the methods; None for a single method."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    shown = [m for m in found.methods if any(run.method == m for run in found.runs)]
-    if len(shown) < 2:
-        return None
-    columns = 2 if max(map(len, shown), default=0) <= 22 else 1
-    figure = Figure(figsize=(SIZE[0], 0.1 + 0.26 * math.ceil(len(shown) / columns)))
-    lines = [Line2D([], [], markersize=5, **style(found, method)) for method in shown]
-    figure.legend(
-        lines, list(map(plain, shown)), loc="center left", borderaxespad=0, ncols=columns, frameon=False, fontsize=10
-    )
-    return Chart(name, "Methods: " + ", ".join(shown), svg(figure, name))
-
-
-def titled(what: str, place: Place) -> str:
-    """The description of a chart, with the level if there is one."""
-    return f"{what}, {name_of(place)}" if place else what
-
-
-# --- kinds ------------------------------------------------------------------------------------------------------------
-def curves(found: Findings, virtual: bool = False) -> list[Chart]:
-    """Learning curves, one panel for each level. virtual: over the virtual clock, on a logarithmic scale, and not over
-    rounds."""
-    made = []
-    for number, place in enumerate(found.places[:PANELS], 1):
-        figure, axes = panel(name_of(place))
-        drawn = [curve(axes, found, method, place, virtual) for method in found.methods]
-        if any(drawn):
-            if virtual:
-                axes.set_xscale("log")
-            else:
-                axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.set(xlabel="virtual seconds" if virtual else "round", ylabel=found.unit)
-            scaled(axes, found.report)
-            name, prefix, what = ("clock", "v", " over virtual time") if virtual else ("curves", "c", "")
-            alt = titled(f"Learning curves{what}", place)
-            made.append(Chart(f"{name}-{number}", alt, svg(figure, f"{prefix}{number}")))
-    return made
-
-
-def curve(axes: Any, found: Findings, method: str, place: Place, virtual: bool) -> bool:
-    """Draw a method's mean curve at a level; returns whether there is one."""
-    runs = [run for run in found.at(method, place) if run.status == "finished"]
-    points = mean_curve(runs)
-    x = None if points is None else mean_clock(runs, points[0]) if virtual else points[0]
-    if points is None or x is None:
-        return False
-    mean, std = points[1] * found.factor, points[2] * found.factor
-    look = style(found, method)
-    axes.plot(x, mean, markersize=4, markevery=max(1, len(x) // 8), linewidth=1.5, **look)
-    if std.any():
-        low, high = band(mean, std, found.report.log)
-        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    return True
-
-
-def band(mean: np.ndarray, std: np.ndarray, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(lower edge, upper edge), each (E,), of the band around a mean curve, (E,), with a standard deviation, (E,).
-
-    log: whether the scale is logarithmic. There the mean minus the standard deviation may have no place, because it is
-    not positive. So the lower edge lies by the same factor below the mean as the upper edge above it, which is nearly
-    the same number where the deviation is small. charts.js has the same for the page.
-    """
-    low, high = mean - std, mean + std
-    return (np.divide(mean**2, high, out=low, where=mean > 0) if log else low), high
-
-
-def scaled(axes: Any, report: Report) -> None:
-    if report.log:
-        axes.set_yscale("log")
-
-
-def single(points: Points, report: Report, title: str) -> str:
-    """The learning curve of one run, as an SVG file."""
-    figure, axes = panel(title)
-    axes.plot(points.rounds, points.values, color=COLOURS[0], marker=MARKERS[0], markersize=3)
-    axes.set(xlabel="round", ylabel=report.metric)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    scaled(axes, report)
-    return '<?xml version="1.0"?>\n' + svg(figure, "curve")
-
-
-def against(found: Findings) -> Iterator[Chart]:
-    """Final values along one axis, one panel for each combination of the other axes' levels."""
+def against(found: Findings) -> Iterator[Figure]:
+    """Final values along one axis, one chart for each combination of the other axes' levels."""
     axis = found.report.level_axis or (list(found.axes)[-1] if found.axes else None)
     if axis is None or len(found.axes[axis]) < 2:
         return
-    at = list(found.axes).index(axis)
-    others = list(dict.fromkeys(place[:at] + place[at + 1 :] for place in found.places))
-    for number, other in enumerate(others[:PANELS], 1):
-        figure, axes = panel(name_of(other) if other else "")
-        labels = found.axes[axis]
+    at, labels = list(found.axes).index(axis), found.axes[axis]
+    for other in dict.fromkeys(place[:at] + place[at + 1 :] for place in found.places):
+        series = []
         for i, method in enumerate(found.methods):
             spreads = [spread(list(found.finals(method, (*other[:at], v, *other[at:])).values())) for v in labels]
-            means = np.array([s.mean for s in spreads]) * found.factor
-            errors = np.nan_to_num(np.array([s.std for s in spreads])) * found.factor
-            aside = np.arange(len(labels)) + 0.04 * (i - (len(found.methods) - 1) / 2)
-            low, high = band(means, errors, found.report.log)
-            bars, look = (means - low, high - means), style(found, method)
-            axes.errorbar(aside, means, bars, capsize=2, markersize=4, linewidth=1.5, **look)
-        label_x(axes, [plain(label.removeprefix(f"{axis} = ")) for label in labels])
-        axes.set(xlabel=plain(axis), ylabel=found.unit)
-        scaled(axes, found.report)
-        yield Chart(f"levels-{number}", titled(f"Final values along {axis}", other), svg(figure, f"l{number}"))
+            aside = 0.04 * (i - (len(found.methods) - 1) / 2)
+            means = numbers(s.mean * found.factor for s in spreads)
+            errors = numbers(np.nan_to_num(s.std) * found.factor for s in spreads)
+            texts = [
+                f"{method}, {label}\n{mean_and_std(found, s, len(found.at(method, (*other[:at], label, *other[at:]))))}"
+                for s, label in zip(spreads, labels, strict=True)
+            ]
+            series.append(Marks(method, i, [k + aside for k in range(len(labels))], means, [], errors, texts, True))
+        short_labels = tuple(label.removeprefix(f"{axis} = ") for label in labels)
+        level = Axis(axis, labels=short_labels)
+        yield Figure("marks", name_of(other) if other else "", level, value_axis(found), series)
 
 
-def pareto(found: Findings) -> list[Chart]:
-    """Final values against bytes, one panel for each level with at least two methods."""
-    made = []
-    for number, place in enumerate(found.places[:PANELS], 1):
-        points = {m: found.at(m, place) for m in found.methods if found.finals(m, place)}
-        if len(points) < 2:
+def value_axis(found: Findings) -> Axis:
+    return Axis(found.unit, log=found.report.log)
+
+
+# --- the paper's numbers ----------------------------------------------------------------------------------------------
+def published_note(found: Findings) -> str:
+    note = f"Filled: ours, mean and standard deviation over seeds. Open: {found.published.source or found.paper}."
+    if found.notes:
+        note += " This study was changed from its file, so the numbers cannot be compared directly."
+    return note
+
+
+def published(found: Findings) -> Iterator[Figure]:
+    """Our values and the paper's, one chart for each level."""
+    theirs = found.published.values
+    for place in found.places:
+        methods = [m for m in found.methods if key_of(place) in theirs.get(m, {})]
+        if not methods:
             continue
-        figure, axes = panel(name_of(place))
-        where = [sent_and_final(found, runs) for runs in points.values()]
-        for method, (sent, value) in zip(points, where, strict=True):
-            axes.plot([sent], [value], markersize=8, **{**style(found, method), "linestyle": "none"})
+        spreads = [spread(list(found.finals(method, place).values())) for method in methods]
+        series = []
+        for i, (method, ours) in enumerate(zip(methods, spreads, strict=True)):
+            value, number = theirs[method][key_of(place)], style(found, method)
+            texts = [f"{method}\npublished: {value:.1f}, here: {mean_and_std(found, ours, ours.n)}"]
+            mean, std = numbers([ours.mean * found.factor]), numbers([np.nan_to_num(ours.std) * found.factor])
+            series.append(Marks(method, number, [value], [i], texts=texts, symbol="diamond-open", legend=False))
+            series.append(Marks(method, number, mean, [i], std, texts=texts, legend=False))
+            if not math.isnan(ours.mean):
+                series.append(Marks("", NO_STYLE, [value, *mean], [i, i], line=True, markers=False))
+        yield Figure("marks", name_of(place), value_axis(found), Axis("", labels=tuple(methods)), series)
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+def curves(found: Findings) -> Iterator[Figure]:
+    """Learning curves, one chart for each level."""
+    for place in found.places:
+        drawn = [curve(found, method, place) for method in found.methods]
+        if series := [one for one in drawn if one is not None]:
+            yield Figure("curves", name_of(place), Axis("round", whole=True), value_axis(found), series)
+
+
+def curve(found: Findings, method: str, place: Place) -> Curve | None:
+    """A method's mean curve at a level, against rounds, bytes, seconds and the virtual clock; None without
+    evaluations."""
+    runs = [run for run in found.at(method, place) if run.status == "finished"]
+    points = mean_curve(runs)
+    if points is None:
+        return None
+    rounds, mean, std = points
+    shown = thinned(len(rounds))
+    rounds, mean, std = rounds[shown], mean[shown] * found.factor, std[shown] * found.factor
+    sent = np.nanmean([at_rounds(run, "sent", rounds) for run in runs if run.points is not None], axis=0)
+    took = np.nanmean([at_rounds(run, "seconds", rounds) for run in runs if run.points is not None], axis=0)
+    x = {"round": rounds.tolist(), "MB up and down": numbers(sent / 1e6), "seconds": numbers(took)}
+    if (clock := mean_clock(runs, rounds)) is not None:
+        x[CLOCK] = numbers(clock)
+    seeds = {
+        f"seed {run.seed}": numbers(at_rounds(run, "values", rounds) * found.factor)
+        for run in runs
+        if run.points is not None
+    }
+    return Curve(method, style(found, method), x, numbers(mean), numbers(std) if std.any() else [], seeds)
+
+
+def single(points: Points, report: Report, title: str) -> Figure:
+    """The learning curve of one run."""
+    curve = Curve("", 0, {"round": points.rounds.tolist()}, numbers(points.values))
+    return Figure("curves", title, Axis("round", whole=True), Axis(report.metric, log=report.log), [curve])
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+def megabytes(run: Run) -> float:
+    return (run.up + run.down) / 1e6
+
+
+def seconds(run: Run) -> float:
+    return run.seconds
+
+
+def pareto(found: Findings, title: str, cost: Callable[[Run], float]) -> Iterator[Figure]:
+    """Final values against a cost, one chart for each level with at least two methods."""
+    for place in found.places:
+        done = {m: [run for run in found.at(m, place) if not math.isnan(run.final)] for m in found.methods}
+        done = {method: runs for method, runs in done.items() if runs}
+        if len(done) < 2:
+            continue
+        series, where = [], []
+        for method, runs in done.items():
+            costs, values = spread([cost(run) for run in runs]), spread([run.final for run in runs])
+            where.append((costs.mean, values.mean * found.factor))
+            texts = [
+                f"{method}\n{mean_and_std(found, values, values.n)} at {costs.mean:,.4g} {title.partition(' ')[0]}"
+            ]
+            (x, y), bars = numbers(where[-1]), numbers(np.nan_to_num([costs.std, values.std * found.factor]))
+            series.append(Marks(method, style(found, method), [x], [y], bars[:1], bars[1:], texts))
         ahead = [where[i] for i in front(where, found.better)]
-        axes.plot([p[0] for p in ahead], [p[1] for p in ahead], color="#888888", linewidth=1, zorder=0)
-        axes.set(xlabel="MB up and down", ylabel=found.unit)
-        scaled(axes, found.report)
-        made.append(Chart(f"bytes-{number}", titled("Final value against bytes", place), svg(figure, f"b{number}")))
-    return made
+        line = Marks("", NO_STYLE, numbers(p[0] for p in ahead), numbers(p[1] for p in ahead), line=True, markers=False)
+        yield Figure("marks", name_of(place), Axis(title), value_axis(found), [line, *series])
 
 
-def sent_and_final(found: Findings, runs: list[Run]) -> tuple[float, float]:
-    """(mean MB, mean final value) of the runs that finished."""
-    done = [run for run in runs if not math.isnan(run.final)]
-    sent = spread([(run.up + run.down) / 1e6 for run in done]).mean
-    return sent, spread([run.final for run in done]).mean * found.factor
+# --- sensitivity ------------------------------------------------------------------------------------------------------
+def sensitivity(found: Findings, shown: list[SettingsGrid]) -> tuple[list[HeatMap], list[Figure]]:
+    """Grids over two settings as maps; over one setting, or each of many, as charts."""
+    maps, lines = [], []
+    for grid in shown:
+        if len(grid.names) == 2 and len(grid.ordered(1)) <= WIDE:
+            maps.append(setting_map(found, grid))
+        else:
+            lines += [setting_line(found, grid, at) for at in range(len(grid.names))]
+    return maps, lines
+
+
+def setting_map(found: Findings, grid: SettingsGrid) -> HeatMap:
+    rows, columns, best = grid.ordered(0), grid.ordered(1), grid.best(found)
+    share = dict(zip(grid.values, shares(list(grid.values.values()), found.report.best == "max"), strict=True))
+    made = []
+    for row in rows:
+        cells = [setting_cell(found, grid, (row, column), share, best) for column in columns]
+        made.append((short(row), cells))
+    return HeatMap(grid.title, f"{grid.names[0]} ↓ {grid.names[1]} →", list(map(short, columns)), made)
+
+
+def setting_cell(
+    found: Findings, grid: SettingsGrid, point: Point, share: dict[Point, float | None], best: Point | None
+) -> Shade:
+    if point not in grid.values:
+        return Shade("", None)
+    status = grid.lost.get(point)
+    text = MARKS[status] if status else in_unit(found, grid.values[point])
+    return Shade(text, share[point], point == best, f"{settings_text(grid, point)}: {status or text}")
+
+
+def setting_line(found: Findings, grid: SettingsGrid, at: int) -> Figure:
+    """The metric over one setting. The line joins the best values over all other settings."""
+    places, best = grid.ordered(at), grid.best(found)
+    by_place = {place: [v for point, v in grid.values.items() if point[at] == place] for place in places}
+    logs = all(not isinstance(p, str) and p > 0 for p in places)
+    spaced = dict(zip(places, places if logs else range(len(places)), strict=True))
+    choose = max if found.report.best == "max" else min
+    known = {place: [v for v in values if not math.isnan(v)] for place, values in by_place.items()}
+    finite = [v for values in known.values() for v in values]
+    tops = [choose(values) if values else math.nan for values in known.values()]
+    points = [(point, value) for point, value in grid.values.items() if not math.isnan(value)]
+    series = [
+        Marks("best of the others", 0, list(spaced.values()), numbers(tops), line=True, markers=False),
+        Marks(
+            "",
+            0,
+            [spaced[point[at]] for point, _ in points],
+            numbers(v for _, v in points),
+            texts=[f"{settings_text(grid, point)}\n{in_unit(found, v)}" for point, v in points],
+        ),
+    ]
+    if best is not None:
+        x, y = [spaced[best[at]]], numbers([grid.values[best]])
+        series.append(Marks("", 1, x, y, symbol="square-open", texts=[f"best\n{settings_text(grid, best)}"]))
+    worst = (min if found.report.best == "max" else max)(finite, default=None)
+    for status, symbol in SYMBOLS.items():
+        lost = [point for point, how in grid.lost.items() if how == status]
+        if lost and worst is not None:
+            x, y = [spaced[point[at]] for point in lost], numbers([worst] * len(lost))
+            texts = [f"{settings_text(grid, point)}\n{status}" for point in lost]
+            series.append(Marks("", NO_STYLE, x, y, texts=texts, symbol=symbol))
+    title = grid.title if len(grid.names) == 1 else f"{grid.title}: {grid.names[at]}"
+    axis = Axis(grid.names[at], log=True) if logs else Axis(grid.names[at], labels=tuple(map(cut, places)))
+    return Figure("marks", title, axis, value_axis(found), [replace(one, legend=False) for one in series])
+
+
+def cut(part: Part) -> str:
+    """A value as a label of an axis. The texts of the points have the whole value."""
+    text = short(part)
+    return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"
+
+
+def settings_text(grid: SettingsGrid, point: Point) -> str:
+    return ", ".join(f"{name} {short(part)}" for name, part in zip(grid.names, point, strict=True))
+
+
+def in_unit(found: Findings, value: float) -> str:
+    """A value in the report's unit as text."""
+    return f"{value:.1f}" if found.factor == 100 else f"{value:.4g}"

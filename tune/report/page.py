@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
 from ...engine.storage.atomic_write import write
 from ..listing import columns
 from ..page import html
-from ..page.content import Table
+from ..page.content import Page, Section, Table, of_table
 from ..study.folder import Folder
 from . import markdown
-from .charts import groups
+from .charts import charts
 from .findings import Findings, findings
-from .interactive import page_of
 from .tables import tables
 
-CHARTS = ("bytes-", "clock-", "curves-", "key-", "levels-", "sensitivity-")
-"""What the names of charts begin with. Other files in their folder are the user's."""
 SENTENCE_END = re.compile(r"(?<!et al)[.] (?=[A-Z])")
 
 
@@ -36,18 +34,25 @@ def write_report(folder: Folder, page: Path | None = None) -> str:
 
 def write_page(found: Findings, page: Path) -> str:
     """Write the page NAME.html, and NAME.md with its charts beside it; returns the tables as text."""
-    made, drawn, path, name = tables(found), groups(found), page.parent, page.stem
-    charts = path / ("charts" if name == "report" else f"{name}-charts")
-    charts.mkdir(parents=True, exist_ok=True)
-    for old in charts.glob("*.svg"):
-        if old.stem.startswith(CHARTS):
+    made, drawn, name = tables(found), charts(found), page.stem
+    folder = page.parent / ("charts" if name == "report" else f"{name}-charts")
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.svg"):  # other files in the folder are the user's
+        if old.stem.startswith(tuple(f"{begin}-" for begin in ("key", *markdown.SHOWN))):
             old.unlink(missing_ok=True)
-    for group in drawn:
-        for chart in [*([group.legend] if group.legend else []), *group.charts]:
-            write(charts / f"{chart.name}.svg", chart.svg)
-    write(page, html.render(page_of(found, made)))
-    write(path / f"{name}.md", markdown.page(found, made, drawn, charts.name))
+    markdown_text, drawings = markdown.page(found, made, drawn, folder.name)
+    for drawing in drawings:
+        write(folder / f"{drawing.name}.svg", drawing.svg)
+    write(page, html.render(page_of(found, made, drawn)))
+    write(page.parent / f"{name}.md", markdown_text)
     return text(found, made)
+
+
+def page_of(found: Findings, tables: list[Table], charts: Mapping[str, Section]) -> Page:
+    """The page. tables: those of the report, the results first."""
+    head = [text for text in (found.unfinished, found.paper, *found.facts) if text]
+    sections = [*map(of_table, tables[:1]), *charts.values(), *map(of_table, tables[1:])]
+    return Page(found.title, head, sections, found.notes, found.published.claims)
 
 
 def text(found: Findings, made: list[Table]) -> str:

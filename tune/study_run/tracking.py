@@ -16,6 +16,7 @@ from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
 from ...engine.runs.saved_files import load_model
 from ...engine.storage.secrets import redacted_data
+from ..page import svg
 from ..report.charts import single
 from ..study.cells import Cell
 from ..study.folder import FINISHED, Folder
@@ -100,4 +101,4 @@ class StudyTracker:
         points = self.folder.points(cell, self.study.report.metric)
         if points is None or self.folder.status(cell) != FINISHED:
             return {}
-        return {"curve.svg": single(points, self.study.report, cell.label)}
+        return {"curve.svg": svg.chart(single(points, self.study.report, cell.label), "curve")}

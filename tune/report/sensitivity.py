@@ -1,5 +1,4 @@
-"""The sensitivity to settings: grids of points, and their static charts, the metric over one setting as a line and over
-two settings as a map of colours.
+"""The sensitivity to settings: the metric at the points of grids.
 
 The points are the trials of tuned methods, and the study's own cells if two of its axes are keys with values.
 """
@@ -8,12 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from textwrap import wrap
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ..chart import COLOURS
 from ..study.folder import DIVERGED, FAILED
 from .findings import Findings, Run, name_of
 from .statistics import spread
@@ -25,11 +20,9 @@ Values = dict[Point, float]
 """Point of the grid -> mean of the metric over seeds; nan if a run diverged or failed."""
 MARKS = {DIVERGED: "×", FAILED: "△"}
 """Status of a run without a value -> what stands for it in maps and charts."""
-LINE, LINES = 18, 4
-"""Characters in a line of a tick's label, and the largest number of its lines."""
 
 
-class Grid(NamedTuple):
+class SettingsGrid(NamedTuple):
     """The points over some settings. `names`: of the settings; `values`: the metric in the report's unit; `lost`: the
     status of the points without a value, DIVERGED or FAILED."""
 
@@ -51,19 +44,19 @@ class Grid(NamedTuple):
         return best
 
 
-def grids(found: Findings) -> list[Grid]:
+def grids(found: Findings) -> list[SettingsGrid]:
     """All grids with at least one setting that varies and at least one point that was run."""
     return [grid for grid in [*of_trials(found), *of_axes(found)] if grid.names and grid.values]
 
 
-def note_of(shown: list[Grid]) -> str:
+def note_of(shown: list[SettingsGrid]) -> str:
     """What a section says about these grids. It explains only the marks that they have."""
     statuses = {status for grid in shown for status in grid.lost.values()}
     marks = [f"{mark} stands for a {status} run" for status, mark in MARKS.items() if status in statuses]
     return f"Mean over seeds of every point that was run. {'; '.join(['The best point is framed', *marks])}."
 
 
-def of_trials(found: Findings) -> list[Grid]:
+def of_trials(found: Findings) -> list[SettingsGrid]:
     """The grids of tuned methods, one for each method and level."""
     made = []
     for place in found.places:
@@ -76,7 +69,7 @@ def of_trials(found: Findings) -> list[Grid]:
     return made
 
 
-def of_axes(found: Findings) -> list[Grid]:
+def of_axes(found: Findings) -> list[SettingsGrid]:
     """The grids over the last two axes whose levels are values, one for each method and level of the other axes."""
     axes = [a for a, labels in found.axes.items() if all(label.startswith(f"{a} = ") for label in labels)][-2:]
     if len(axes) < 2:
@@ -105,7 +98,7 @@ def value_of(label: str) -> Any:
         return text
 
 
-def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> Grid:
+def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> SettingsGrid:
     """The means over seeds. points: (values of the keys, run).
 
     Runs that have not been run, or have not measured the metric, do not count. A point has no mean if one of its runs
@@ -118,7 +111,7 @@ def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, R
     values = {point: spread([run.final * found.factor for run in runs]).mean for point, runs in together.items()}
     statuses = {point: {run.status for run in together[point]} for point, value in values.items() if math.isnan(value)}
     lost = {point: DIVERGED if DIVERGED in those else FAILED for point, those in statuses.items()}
-    return Grid(title, [key.removeprefix("method.") for key in keys], values, lost)
+    return SettingsGrid(title, [key.removeprefix("method.") for key in keys], values, lost)
 
 
 def part_of(value: Any) -> Part:
@@ -130,73 +123,6 @@ def part_of(value: Any) -> Part:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return value
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else str(value)
-
-
-# --- static charts ----------------------------------------------------------------------------------------------------
-def paint(found: Findings, grid: Grid, axes: Any) -> None:
-    """Draw a grid over one or two settings."""
-    (line if len(grid.names) == 1 else heat)(found, grid, axes)
-
-
-def line(found: Findings, grid: Grid, axes: Any) -> None:
-    """Draw the metric over one setting."""
-    points, values = grid.ordered(0), grid.values
-    heights = np.array([values[(point,)] for point in points])
-    axes.plot(range(len(points)), heights, color=COLOURS[0], marker="o", linewidth=1.5)
-    for (point,), status in grid.lost.items():
-        place = points.index(point)
-        axes.text(place, 0.03, MARKS[status], transform=axes.get_xaxis_transform(), ha="center", fontsize=14)
-    best = grid.best(found)
-    if best is not None:
-        axes.plot([points.index(best[0])], [values[best]], "s", mfc="none", mec="black", markersize=11)
-    label_x(axes, list(map(tick, points)))
-    axes.set(xlabel=plain(grid.names[0]), ylabel=found.unit)
-    if found.report.log:
-        axes.set_yscale("log")
-
-
-def heat(found: Findings, grid: Grid, axes: Any) -> None:
-    """Draw coloured cells with their numbers. They are shapes, so that the numbers stay text."""
-    rows, columns, values = grid.ordered(0), grid.ordered(1), grid.values
-    table = np.array([[values.get((row, column), math.nan) for column in columns] for row in rows])
-    axes.pcolormesh(np.arange(len(columns) + 1) - 0.5, np.arange(len(rows) + 1) - 0.5, table, cmap="cividis")
-    axes.grid(visible=False)
-    middle = (np.nanmin(table) + np.nanmax(table)) / 2 if not np.isnan(table).all() else 0.0
-    for point, value in values.items():
-        i, j = rows.index(point[0]), columns.index(point[1])
-        number = f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
-        shown = MARKS[grid.lost[point]] if point in grid.lost else number
-        colour = "white" if not math.isnan(value) and value <= middle else "black"  # equal values are dark
-        axes.text(j, i, shown, ha="center", va="center", fontsize=10, color=colour)
-    if (best := grid.best(found)) is not None:
-        frame(axes, columns.index(best[1]), rows.index(best[0]))
-    label_x(axes, list(map(tick, columns)))
-    axes.set_yticks(range(len(rows)), list(map(tick, rows)))
-    axes.set(xlabel=plain(grid.names[1]), ylabel=plain(grid.names[0]))
-
-
-def frame(axes: Any, x: int, y: int) -> None:
-    from matplotlib.patches import Rectangle
-
-    axes.add_patch(Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, edgecolor="#d55e00", linewidth=2.5))
-
-
-def tick(part: Part) -> str:
-    """The label of a tick, in lines."""
-    return plain("\n".join(wrap(short(part), LINE, max_lines=LINES, placeholder=" …")))
-
-
-def plain(label: str) -> str:
-    """The label with escaped $, which matplotlib would read as mathematics."""
-    return label.replace("$", r"\$")
-
-
-def label_x(axes: Any, labels: list[str]) -> None:
-    """Label the ticks 0, 1, … of the horizontal axis. Labels that are too long to stand side by side are turned."""
-    axes.set_xticks(range(len(labels)), labels)
-    if max(len(line) for label in labels for line in label.split("\n")) * len(labels) > 50:
-        for text in axes.get_xticklabels():
-            text.set(rotation=30, ha="right", rotation_mode="anchor")  # a label ends at its tick
 
 
 def short(part: Part) -> str:
