@@ -22,9 +22,9 @@ from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import Chain, NotAChain, RowInputs, chain_from
 from ..kernels.library import NoKernels
 from ..kernels.operators import kernels, method_kernels
+from ..kernels.recorded_step import Recording, StepRecorder, copy_into
+from ..kernels.tape import Tapes
 from ..method_form.state_spec import StateSpec
-from .recorded_step import Recording, StepRecorder, copy_into
-from .tape import Tapes
 
 BlockBatches = Callable[[int], dict[str, Tensor]]
 """Local step -> the batches of a block of clients: columns (c, B, …), "key" (c,), and "weight" (c, B) if some batches

@@ -24,13 +24,13 @@ from torch.utils import _pytree as pytree
 from ..accelerators.transfer import to_device
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..kernels.block_convolutions import parsed
+from ..kernels.tape import Tapes
 from ..method_form.numbers import Path, differing, form, identity, numbers, with_numbers
 from ..reduction.tree import TaskResult
 from ..storage.sha256 import sha256_of_tensors
 from .batches import BlockForm
 from .evaluation import ClientGroup, Models, TestSlice
 from .local_training import Batch, BatchOracle, BlockBatches, Gradient, LocalResult, LocalTrainer
-from .tape import Tapes
 from .worker import TaskUnderWay, Worker
 
 MOST_NUMBERS = 1 << 18

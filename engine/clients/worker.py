@@ -36,6 +36,7 @@ from ..fleet.planner import build_sampler
 from ..kernels.block_convolutions import parsed
 from ..kernels.library import COMPILED
 from ..kernels.operators import kernels
+from ..kernels.recorded_step import Proofs, StepRecorder
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
 from ..reduction.tree import TaskResult
@@ -54,7 +55,6 @@ from .evaluation import (
 )
 from .local_training import LocalResult, LocalTrainer
 from .modules import evaluating
-from .recorded_step import Proofs, StepRecorder
 
 
 class Data(NamedTuple):

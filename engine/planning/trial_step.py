@@ -29,11 +29,12 @@ from ...workloads.workload import Split
 from ..clients.batches import Stream, stream
 from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, unpadded
 from ..clients.modules import TRIALS
-from ..clients.random_generators import equal, generators, kept_generators, moved
+from ..clients.random_generators import generators, kept_generators, moved
 from ..cohorts.sampling import sample
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError
+from ..kernels.agreement import equal
 from ..user_code import Line, LineFinder, called_from_losses, is_user_file, user_lines
 from .as_written import gradient_difference, trying
 from .execution_plan import may_vectorise

@@ -7,9 +7,9 @@ import torch
 
 from fedfleet.engine import resume, run
 from fedfleet.engine.accelerators import memory, settings
-from fedfleet.engine.clients import recorded_step
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.kernels import recorded_step
 from fedfleet.engine.memory import release_freed_memory
 from fedfleet.engine.planning.convolutions import wait
 from fedfleet.engine.planning.execution_plan import gpu

@@ -15,12 +15,13 @@ from torch.utils import _pytree as pytree
 
 from fedfleet import run
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.clients import local_training, tape
+from fedfleet.engine.clients import local_training
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
-from fedfleet.engine.clients.random_generators import equal
-from fedfleet.engine.clients.tape import MORE_ROUNDS, PROOFS, Tapes
 from fedfleet.engine.config.schema import Experiment
+from fedfleet.engine.kernels import tape
+from fedfleet.engine.kernels.agreement import equal
+from fedfleet.engine.kernels.tape import MORE_ROUNDS, PROOFS, Tapes
 from fedfleet.engine.method_form.numbers import numbers
 from fedfleet.engine.runs.launch import prepare
 

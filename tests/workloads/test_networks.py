@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedfleet.engine.clients.tape import Tapes
 from fedfleet.engine.kernels.operators import kernels
+from fedfleet.engine.kernels.tape import Tapes
 from fedfleet.workloads import counted
 from fedfleet.workloads.models.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
 from fedfleet.workloads.models.recurrent import Lstm, Lstm4, Rnn, Stack, Tanh

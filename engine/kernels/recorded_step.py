@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import type_and_first_line
 from ..memory import is_out_of_memory
-from .random_generators import same_bits
+from .agreement import same_bits
 
 Step = Callable[[Any, Any], Any]
 """(inputs, local state) -> new local state, all of them trees of tensors; a pure function."""

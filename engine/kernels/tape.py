@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import type_and_first_line
-from .random_generators import equal
+from .agreement import equal
 
 Replay = Callable[..., list[Tensor]]
 """(leaves of the arguments) -> leaves of the result."""
