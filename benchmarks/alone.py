@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.engine.clients.worker import Data, Worker, keep_freed_memory
 from fedfleet.engine.cohorts.tasks import Broadcast
-from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.planning.autotune import first_clients, short_run
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.tune.bench.measure import METHODS
 from fedfleet.tune.bench.plain_loop import PlainClient

@@ -30,8 +30,8 @@ def peak() -> float:
 
 def measure(name: str, partition: str, clients: int) -> dict[str, Any]:
     """Load and partition a data set, as a run does before its first round."""
-    from fedfleet.engine.config.run_spec import RunSpec
     from fedfleet.engine.config.schema import experiment
+    from fedfleet.engine.run_spec import RunSpec
 
     run_spec = RunSpec.of(
         "loading",

@@ -34,10 +34,10 @@ from scale import config, spread
 from fedfleet.engine.backends.ray.connect import here, start_ray
 from fedfleet.engine.backends.ray.driver_actor import examples
 from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerPool, WorkerRequest
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.records.arrow_columns import to_arrow
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import new_run_id
 from fedfleet.engine.state.retention import state_folder
 from fedfleet.engine.state.row_files import FILES, paths

@@ -99,8 +99,8 @@ def main() -> None:
     from populations import play
 
     from fedfleet.engine.backends.ray.connect import start_ray
-    from fedfleet.engine.config.run_spec import RunSpec
     from fedfleet.engine.config.schema import experiment
+    from fedfleet.engine.run_spec import RunSpec
     from fedfleet.engine.runs.launch import new_run_id
     from fedfleet.tune.bench.measure import METHODS
     from fedfleet.tune.bench.works import FEDERATIONS

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from .config.differences import differences
-from .config.run_spec import RunSpec
 from .config.schema import PARTS, Experiment
 from .config.schema import experiment as validated
 from .errors import ConfigError
+from .run_spec import RunSpec
 from .runs.launch import execute, new_run_id, prepare
 from .runs.observer import Watching, observers_of
 from .runs.result import Result

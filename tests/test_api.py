@@ -262,7 +262,7 @@ def test_evaluation_repeats_the_numbers_of_the_last_round(whole: fedfleet.Result
 
 
 def test_evaluation_on_rows_of_ones_own(whole: fedfleet.Result):
-    from fedfleet.engine.config.run_spec import RunSpec
+    from fedfleet.engine.run_spec import RunSpec
 
     test = RunSpec.of("rows", whole.experiment).split().test
     own, count, first = whole.evaluate(), len(test["label"]), 100
@@ -329,7 +329,7 @@ def test_comparison(whole: fedfleet.Result):
 
 # --- the model before round 1 -----------------------------------------------------------------------------------------
 def test_the_workloads_own_model_changes_nothing(whole: fedfleet.Result):
-    from fedfleet.engine.config.run_spec import RunSpec
+    from fedfleet.engine.run_spec import RunSpec
 
     own = dict(RunSpec.of("start", small("scaffold")).initial_model().items())
     given = {name: tensor.numpy() for name, tensor in reversed(own.items())}

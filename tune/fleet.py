@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.fleet.fleet import Parts, build_parts
 from ..engine.fleet.traces import DeviceTable, Sessions, write_devices, write_sessions
+from ..engine.run_spec import RunSpec
 from .listing import columns
 
 DAY = 86_400.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.config.schema import experiment as validated
 from ..engine.errors import ConfigError
+from ..engine.run_spec import RunSpec
 from ..engine.runs.fork import fork_of
 from ..engine.runs.launch import execute, new_run_id
 from ..engine.runs.observer import Watching, observers_of

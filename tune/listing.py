@@ -42,9 +42,9 @@ def costs(name: str, entry: Any, plugins: tuple[str, ...]) -> tuple[str, ...]:
 
 def trees(name: str, plugins: tuple[str, ...]) -> dict[str, str]:
     """`state`, `down` and `up` of a method with its default arguments; {} if it cannot be built without arguments."""
-    from ..engine.config.run_spec import RunSpec
     from ..engine.errors import FedFleetError
     from ..engine.method_form.state_spec import StateSpec
+    from ..engine.run_spec import RunSpec
     from ..engine.user_code import plugin_errors
     from .files import load
 

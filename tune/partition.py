@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..engine.config.held_out import unused_rows
-from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.records.partition_file import partition_digest
+from ..engine.run_spec import RunSpec
 from ..workloads.client_index import ClientIndex
 from .listing import columns
 

@@ -9,10 +9,10 @@ from collections.abc import Hashable
 from itertools import islice
 from typing import Any
 
-from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Asynchronous
 from ..engine.records.event_log import STILL
 from ..engine.rounds.driver import Record
+from ..engine.run_spec import RunSpec
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
 from .quantities import duration

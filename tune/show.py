@@ -16,12 +16,12 @@ from ..algorithms.parts.muon import kinds
 from ..algorithms.parts.reparameterisation import Compressing
 from ..algorithms.tree import Tree
 from ..engine.config.differences import flatten
-from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.method_form.batch_norm import Buffered
 from ..engine.method_form.state_spec import StateSpec
 from ..engine.records.lineage import lineage_of
+from ..engine.run_spec import RunSpec
 from ..engine.user_code import plugin_errors
 from .listing import columns
 from .partition import PartitionSummary, table_of

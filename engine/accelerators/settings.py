@@ -24,7 +24,7 @@ import torch
 import torch.overrides
 import torch.utils._device
 
-from ..config.run_spec import RunSpec
+from ..run_spec import RunSpec
 
 WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """The environment variable that fixes the memory of cuBLAS, and its values with which cuBLAS is deterministic."""

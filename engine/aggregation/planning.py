@@ -7,10 +7,10 @@ import numpy as np
 from ...algorithms.aggregation.contract import Aggregator, Mean, in_proportion
 from ...algorithms.contract import Message
 from ..cohorts.sampling import cohort_sizes, draws_somebody
-from ..config.run_spec import RunSpec
 from ..config.schema import Federation
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
+from ..run_spec import RunSpec
 from .message_rows import FURTHER, capacity
 from .vectors import in_tasks, pieces_of, vector_leaves, vectors_of
 

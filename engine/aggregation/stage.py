@@ -20,10 +20,10 @@ from ...algorithms.attacks.contract import CohortAttack
 from ...algorithms.contract import Message, Round
 from ...workloads import counted
 from ..cohorts.tasks import TrainingTask
-from ..config.run_spec import RunSpec
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..reduction.round_totals import RoundTotals
+from ..run_spec import RunSpec
 from ..state.retention import message_folder
 from .attacking import Forgery
 from .defence import (

@@ -15,8 +15,8 @@ from ...algorithms.contract import Message
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex
 from ..cohorts.sampling import sample_cohort
-from ..config.run_spec import RunSpec
 from ..errors import ConfigError
+from ..run_spec import RunSpec
 from .message_rows import MessageRows
 from .passes import Parts
 from .planning import planned_rule

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from ..accelerators.faults import is_device_lost
 from ..clients.worker import Data, Worker
-from ..config.run_spec import RunSpec
 from ..errors import RAISED_BY_USERS, DeviceLost, FedFleetError, WorkerUnfit, type_and_first_line
 from ..memory import release_freed_memory
 from ..planning.kernel_proof import prove_here
 from ..rounds.pool import Failure, Outcome, Phase, Pool, failure_of
+from ..run_spec import RunSpec
 from ..state.row_files import StateLayout
 
 

@@ -40,12 +40,12 @@ from ..clients.members import (
     train_together,
 )
 from ..clients.worker import Data
-from ..config.run_spec import RunSpec
 from ..errors import Interrupted, type_and_first_line
 from ..method_form.numbers import Path, differing
 from ..planning.as_written import FACTOR, ROUNDINGS
 from ..reduction.tree import TaskResult
 from ..rounds.pool import Outcome, Phase
+from ..run_spec import RunSpec
 from ..state.row_files import StateLayout
 from .local import LocalPool
 

@@ -30,7 +30,6 @@ from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, leaves_messages_alone, trusted_examples
 from ..aggregation.vectors import vector_leaves, with_vector_leaves
 from ..cohorts.tasks import VERSIONS, Broadcast, TrainingTask
-from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous, Local
 from ..fleet.planner import build_sampler
 from ..kernels.block_convolutions import parsed
@@ -40,6 +39,7 @@ from ..kernels.recorded_step import Proofs, StepRecorder
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
 from ..reduction.tree import TaskResult
+from ..run_spec import RunSpec
 from ..state.row_files import RowFiles, StateLayout
 from .batches import BlockForm, Draws, Stream, stream
 from .evaluation import (

@@ -1,1 +1,1 @@
-"""What an experiment is: settings, schedules, parts by name, and the run that follows from them."""
+"""What an experiment is, as data: its settings, schedules and parts by name, and what they must not be."""

@@ -13,11 +13,11 @@ from ...algorithms.contract import Algorithm, Known
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import norm_weights
-from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous, Federation, part_name
 from ..errors import ConfigError
 from ..memory import available_memory
 from ..method_form.state_spec import StateSpec, traffic_columns
+from ..run_spec import RunSpec
 from .contract import DeviceNumbers, Devices
 from .fleet import Fleet
 from .planner import LOST, STALE, USED, PlanState, Probe, RoundPlan, RoundPlanner, check_weights_by_steps, none_of

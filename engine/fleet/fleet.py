@@ -14,10 +14,10 @@ import numpy as np
 from ...workloads.client_index import ClientIndex
 from ..cohorts.tasks import steps_of
 from ..config.registry import Registry
-from ..config.run_spec import RunSpec
 from ..config.schema import Local, Systems
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
+from ..run_spec import RunSpec
 from ..user_code import plugin_errors
 from .contract import Availability, DeviceNumbers, Devices, LocalWork, Unit, WorkRequest, keys, uniform
 

@@ -19,10 +19,10 @@ from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
-from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous, Federation, Local, Pace, part_name
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
+from ..run_spec import RunSpec
 from ..user_code import plugin_errors
 from .fleet import Fleet, Traffic, Visits, transfer_seconds
 

@@ -35,10 +35,10 @@ from ...workloads.stateless import NETWORK, Stateless
 from ...workloads.workload import Batch, Params, Split, Workload
 from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.random_generators import kept_generators
-from ..config.run_spec import RunSpec
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import same_bits
 from ..kernels.operators import kernels
+from ..run_spec import RunSpec
 
 FEWEST, MOST, COMPARED_NUMBERS = 4, 64, 1 << 21
 """The number of examples in the larger batch of a block, if the batches of the run have so many: as many as that times

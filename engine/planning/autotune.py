@@ -16,13 +16,13 @@ from ..accelerators.memory import allocated_memory, free_memory, peak_memory
 from ..clients.worker import Data, Worker
 from ..cohorts import sampling
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
-from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
 from ..errors import RAISED_BY_USERS
 from ..kernels.block_convolutions import parsed
 from ..kernels.library import COMPILED
 from ..kernels.recorded_step import PROVEN_ROUNDS
 from ..memory import release_freed_memory
+from ..run_spec import ExecutionPlan, RunSpec
 from ..state.row_files import StateLayout
 from .kernel_proof import kernel_identity
 

@@ -19,9 +19,9 @@ from ...algorithms.tree import Tree
 from ...workloads.workload import Split
 from ..clients.batches import stream
 from ..clients.worker import Data, TaskBatches, Worker
-from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import RAISED_BY_USERS
 from ..kernels.block_convolutions import Arguments, Convolutions, as_product, with_products
+from ..run_spec import ExecutionPlan, RunSpec
 from ..state.row_files import StateLayout
 from .autotune import first_clients, short_run
 from .kernel_proof import bound, distance

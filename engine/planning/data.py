@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ...workloads.workload import Split
 from ..clients.modules import check_draws
-from ..config.run_spec import RunSpec
 from ..records.event_log import STILL
 from ..records.partition_file import write_partition
+from ..run_spec import RunSpec
 from ..user_code import current_line
 from .trial_step import try_step
 

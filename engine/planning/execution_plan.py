@@ -23,12 +23,12 @@ import torch
 
 from ...workloads.workload import Split
 from ..cohorts.tasks import steps_of
-from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError
 from ..fleet.planner import build_sampler
 from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import COMPILED, NoKernels, cache_folder, instruction_set, library, processor, source_files
+from ..run_spec import ExecutionPlan, RunSpec
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write

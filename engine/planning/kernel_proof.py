@@ -41,12 +41,12 @@ from ..clients.local_training import Gradient, LocalTrainer, unpadded
 from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts import sampling
-from ..config.run_spec import RunSpec
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import NotAChain, RowInputs, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, kernels, matrices_of
+from ..run_spec import RunSpec
 from .as_written import FACTOR, ROUNDINGS, Forms, may_be_ragged, padded_to
 
 PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22

@@ -31,10 +31,10 @@ from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, unpadd
 from ..clients.modules import TRIALS
 from ..clients.random_generators import generators, kept_generators, moved
 from ..cohorts.sampling import sample
-from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError
 from ..kernels.agreement import equal
+from ..run_spec import RunSpec
 from ..user_code import Line, LineFinder, called_from_losses, is_user_file, user_lines
 from .as_written import gradient_difference, trying
 from .execution_plan import may_vectorise

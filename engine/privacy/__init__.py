@@ -1,1 +1,1 @@
-"""What the rounds of a private run cost: epsilon after every round, and the noise that a target allows."""
+"""What the section `privacy` means for a run: bounds, noise, and epsilon after every round."""

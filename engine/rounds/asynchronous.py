@@ -36,7 +36,6 @@ from ..cohorts.tasks import (
     plan_tasks,
     tree_shape,
 )
-from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous
 from ..errors import ClientFailed
 from ..fleet.asynchronous import AsynchronousPlanner
@@ -47,6 +46,7 @@ from ..records.history import Record
 from ..reduction.accumulator import FACTS, added
 from ..reduction.round_totals import TIMES, RoundTotals
 from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
+from ..run_spec import RunSpec
 from .driver import DataSummary, Driver
 from .pool import Phase
 

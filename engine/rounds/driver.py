@@ -29,7 +29,6 @@ from ..clients.worker import keep_freed_memory
 from ..cohorts.samplers import norm_weights
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_shape
 from ..config.network import wider_than
-from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import BlockTooLarge, ClientFailed, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..fleet.asynchronous import planner_of
 from ..fleet.planner import PlanState, RoundPlan, RoundPlanner
@@ -41,6 +40,7 @@ from ..records.lineage import lineage_of
 from ..records.per_client import write_clients
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..reduction.tree import TaskResult
+from ..run_spec import ExecutionPlan, RunSpec
 from ..state.checkpoint import Checkpoints, Snapshot
 from ..state.retention import (
     check_usable,

@@ -14,10 +14,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ..backends.ray.connect import carried, here, join, start_ray
 from ..backends.ray.driver_actor import listen
 from ..backends.ray.worker_pool import START_SECONDS
-from ..config.run_spec import RunSpec
 from ..errors import ConfigError, DriverDied, FedFleetError, NoRoom
 from ..records.event_log import EventLog
 from ..records.history import Record
+from ..run_spec import RunSpec
 from ..stopping import on_signal
 from .launch import execute, notify
 from .observer import Observer

@@ -14,11 +14,11 @@ from ..clients.evaluation import Models, TestSlice, evaluate_clients, evaluate_t
 from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts.tasks import tree_shape
-from ..config.run_spec import RunSpec
 from ..config.schema import Experiment
 from ..errors import ConfigError
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..reduction.tree import TaskResult
+from ..run_spec import RunSpec
 from ..user_code import plugin_errors
 
 

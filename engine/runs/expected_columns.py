@@ -14,11 +14,11 @@ from ...workloads.workload import Split
 from ..accelerators.settings import applied
 from ..backends.local import LocalPool
 from ..clients.worker import Data
-from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Experiment, Local
 from ..errors import ConfigError, FedFleetError, nearest
 from ..rounds.asynchronous import driver_of
 from ..rounds.driver import DataSummary
+from ..run_spec import ExecutionPlan, RunSpec
 
 ROWS = 256
 """Test rows that are evaluated, evenly spaced: metrics such as an AUC need several classes."""

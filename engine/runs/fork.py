@@ -24,13 +24,13 @@ from ..accelerators.settings import applied
 from ..aggregation.defence import StageState
 from ..aggregation.stage import StageRunner
 from ..config.forkable import fork_changes
-from ..config.run_spec import RunSpec
 from ..config.schema import PARTS, Asynchronous, Experiment, part_name
 from ..config.schema import experiment as validated
 from ..errors import ConfigError
 from ..fleet.planner import PlanState, build_sampler, first_plan_state
 from ..method_form.state_spec import StateSpec
 from ..records.lineage import Lineage, lineage_of, write_lineage
+from ..run_spec import RunSpec
 from ..state.checkpoint import Snapshot, mark_forked, name_of, read, write, written
 from ..state.retention import check_frozen, state_folder
 from ..state.row_files import remove_files, width

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from ...workloads.workload import Split
 from ..backends.local import LocalPool
 from ..clients.worker import Data
-from ..config.run_spec import RunSpec
 from ..planning.autotune import measure
 from ..planning.data import checked_split
 from ..planning.execution_plan import plan_execution
 from ..rounds.pool import Pool
+from ..run_spec import RunSpec
 from ..state.row_files import StateLayout
 
 

@@ -24,7 +24,6 @@ from ..aggregation.planning import check_stage
 from ..clients.worker import Data
 from ..config.held_out import unused_rows
 from ..config.limits import building_model, check_folder
-from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
 from ..fleet.asynchronous import check_asynchronous
@@ -37,6 +36,7 @@ from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
 from ..rounds.asynchronous import driver_of
 from ..rounds.driver import DataSummary
+from ..run_spec import RUN_ID, RunSpec
 from ..state.checkpoint import written
 from ..state.retention import discard
 from ..stopping import stopping

@@ -11,12 +11,12 @@ from typing import Any
 from ...workloads.workload import Split
 from ..backends.members import Lockstep, Member, MemberPool
 from ..clients.worker import Data
-from ..config.run_spec import RunSpec
 from ..fleet.planner import build_sampler
 from ..method_form.numbers import form
 from ..planning.data import checked_split, keep_partition
 from ..planning.execution_plan import asks_for_kernels, own_kernels
 from ..rounds.pool import Pool
+from ..run_spec import RunSpec
 from ..state.row_files import StateLayout
 from .host import Host
 from .launch import execute

@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from ..records.history import Record
 
 if TYPE_CHECKING:
-    from ..config.run_spec import RunSpec
+    from ..run_spec import RunSpec
     from .result import Result
 
 

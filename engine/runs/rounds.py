@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from ..config.run_spec import RunSpec
 from ..errors import FedFleetError, Interrupted
 from ..records.history import Record
+from ..run_spec import RunSpec
 from ..stopping import Stop, exit_between_rounds, stopping
 from .launch import play
 from .observer import Observer

@@ -26,10 +26,10 @@ import yaml
 from torch import Tensor
 
 from ...workloads.processors import processors
-from ..config.run_spec import RUN_ID, RunSpec
 from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFull, first_line, full_traceback
 from ..records.history import History, Record
 from ..records.lineage import Lineage, write_lineage
+from ..run_spec import RUN_ID, RunSpec
 from ..state.checkpoint import remove_all, written
 from ..state.row_files import remove_files
 from ..storage.atomic_write import cleared, release, temporary_path, write

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from ..config.differences import differences
-from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous
 from ..errors import ConfigError, StoreFull
 from ..method_form.state_spec import StateSpec
+from ..run_spec import RunSpec
 from ..storage.atomic_write import release, reserve
 from ..storage.lock import LAUNCHER
 from ..storage.object_store import Folder

@@ -11,12 +11,12 @@ from torch import nn
 from torch.func import vmap
 
 from fedfleet.engine.api import run
-from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.kernels import block_convolutions
 from fedfleet.engine.kernels.block_convolutions import Arguments, Products, as_product, parsed, with_products
 from fedfleet.engine.planning import convolutions
 from fedfleet.engine.planning.convolutions import agrees, plan_with_products
 from fedfleet.engine.planning.execution_plan import parse_plan
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads.workload import Model
 
 from ..test_conformance import Few, alike, few

@@ -15,11 +15,11 @@ from fedfleet.engine import resume, run
 from fedfleet.engine.accelerators import settings
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.worker import Data, Worker
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS, StepRecorder
 from fedfleet.engine.planning.autotune import measure
 from fedfleet.engine.planning.execution_plan import candidates
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.row_files import StateLayout
 
 from ..faults.runs import Watch, interrupt, same, small

@@ -17,8 +17,8 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.accelerators.transfer import to_device
 from fedfleet.engine.clients import local_training
 from fedfleet.engine.clients.local_training import LocalTrainer
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.reduction.accumulator import Accumulator
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.workload import Model
 

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import run
 from fedfleet.engine.clients import local_training, worker
-from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.kernels.recorded_step import MOST, PROVEN_ROUNDS, StepRecorder
 from fedfleet.engine.planning import autotune
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 
 from ..faults.runs import Watch, same
 from ..test_conformance import Few, by_rounds, few

@@ -12,12 +12,12 @@ from fedfleet.algorithms.parts.orthogonal import newton_schulz
 from fedfleet.engine import run
 from fedfleet.engine.accelerators import settings
 from fedfleet.engine.accelerators.faults import is_device_lost
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import ConfigError, DeviceLost
 from fedfleet.engine.kernels.operators import method_kernels
 from fedfleet.engine.memory import is_device_full, is_out_of_memory
 from fedfleet.engine.planning import as_written
 from fedfleet.engine.planning.execution_plan import can_measure, candidates
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 
 from ..faults.runs import Watch

@@ -13,10 +13,10 @@ from fedfleet.engine.aggregation.planning import number_of_faults
 from fedfleet.engine.aggregation.vectors import vectors_of
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.config.registry import resolve, signature
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
 from fedfleet.engine.method_form.state_spec import StateSpec
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.result import Result
 from tests.faults.runs import cohort_of, plan, rule, setting
 

@@ -18,9 +18,9 @@ from fedfleet.engine.aggregation.planning import largest_cohort, round_sizes
 from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.cohorts.sampling import cohort_sizes, sample_cohort
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Federation, experiment
 from fedfleet.engine.errors import ConfigError, StoreFull
+from fedfleet.engine.run_spec import RunSpec
 from tests.aggregation.test_engine import NNM_KRUM, RESISTS, StopsAfter, same, spec, with_checkpoints
 from tests.faults.runs import Watch, plan, rule, setting, visitor
 

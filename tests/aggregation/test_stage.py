@@ -29,11 +29,11 @@ from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.aggregation.staged import StagedMessages
 from fedfleet.engine.aggregation.vectors import vector_leaves, with_vector_leaves
 from fedfleet.engine.api import run
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.reduction.accumulator import block_sums
 from fedfleet.engine.reduction.round_totals import RoundTotals
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.retention import message_folder
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.norms import BatchNorm

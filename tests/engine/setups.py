@@ -11,10 +11,10 @@ import pytest
 from fedfleet.engine.api import Result, run
 from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.worker import Data
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.rounds.asynchronous import driver_of
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -25,10 +25,10 @@ from fedfleet.engine.api import run
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import taken_apart
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.method_form.state_spec import StateSpec
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.restore import bring
 from fedfleet.engine.runs.result import Result

@@ -19,11 +19,11 @@ from torch.nn.utils.parametrizations import weight_norm
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.batches import stream
-from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.planning.as_written import Forms, block_difference, may_be_ragged, padded_to
 from fedfleet.engine.planning.execution_plan import candidates, in_blocks_or_alone, measurement_key
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads import counted
 from fedfleet.workloads.classification import Classification, cross_entropy
 from fedfleet.workloads.client_index import ClientIndex

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import ClientSteps
-from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import fused_pooling
@@ -28,6 +27,7 @@ from fedfleet.engine.kernels.library import call
 from fedfleet.engine.kernels.minimal_filtering import pays
 from fedfleet.engine.kernels.operators import kernels
 from fedfleet.engine.planning import execution_plan, kernel_proof
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.partitions.standard.even import Iid

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fedfleet.engine.api import run
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.method_form.state_spec import StateSpec
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.tune.show import compression
 from fedfleet.workloads import counted

@@ -17,10 +17,10 @@ from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.parts.biclip import BiClip
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.engine.api import run
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schedules import resolve
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.wrappers.noisy import Noisy

@@ -19,11 +19,11 @@ from fedfleet.engine.clients import members, worker
 from fedfleet.engine.clients.batches import BlockForm, stream
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer, evaluate_together
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Checkpoint, Engine, Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged, EvaluationFailed, Interrupted
 from fedfleet.engine.method_form.numbers import differing, form, numbers, with_numbers
 from fedfleet.engine.planning.execution_plan import candidates
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.members import SharedHost, execute_together
 from fedfleet.engine.runs.result import Result

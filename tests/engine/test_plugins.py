@@ -14,9 +14,9 @@ import pytest
 
 from fedfleet.engine.api import run
 from fedfleet.engine.config.registry import Registry, find_plugin
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.client_index import ClientIndex, check_index
 

@@ -10,9 +10,9 @@ import torch
 
 from fedfleet.algorithms.privacy.noise import Draws
 from fedfleet.engine import Observer, resume, run
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import Diverged, Interrupted
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.outcome import text_of
 from fedfleet.tune.run_report import write_run_report
 from fedfleet.workloads import counted

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 
 from .setups import STEPS, digits

@@ -21,12 +21,12 @@ from fedfleet.engine import run
 from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config import schema
-from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import library
 from fedfleet.engine.kernels.fused_chain import Chain, NotAChain, chain_from
 from fedfleet.engine.planning import execution_plan, kernel_proof
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.workloads import counted
 from fedfleet.workloads.classification import Classification

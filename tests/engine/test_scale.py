@@ -17,11 +17,11 @@ from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.cohorts.tasks import TrainingTask, plan_tasks
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Local, experiment
 from fedfleet.engine.records.history import History
 from fedfleet.engine.records.parquet import to_table
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.row_files import DIGEST, RowFiles, paths
 from fedfleet.engine.state.table import Table
 from fedfleet.workloads.client_index import ClientIndex

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.planning import data
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.progress import Progress
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small.small import Mlp

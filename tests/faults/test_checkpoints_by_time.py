@@ -12,9 +12,9 @@ import pytest
 
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state import retention
 from fedfleet.engine.state.checkpoint import written
 from fedfleet.engine.state.retention import CHECKPOINT_SECONDS, checkpoint_seconds

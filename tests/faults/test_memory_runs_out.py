@@ -14,8 +14,8 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from fedfleet.engine import memory, run
 from fedfleet.engine.backends.ray.worker_pool import death
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import OutOfMemory
+from fedfleet.engine.run_spec import RunSpec
 
 from .runs import Watch, cohort_of, plan, rule, same, small
 

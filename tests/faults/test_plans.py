@@ -12,9 +12,9 @@ import pytest
 
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
-from fedfleet.engine.config.run_spec import ExecutionPlan
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.planning import execution_plan
+from fedfleet.engine.run_spec import ExecutionPlan
 from fedfleet.engine.state.checkpoint import read
 from fedfleet.engine.storage.sha256 import sha256_of_json
 

@@ -22,8 +22,8 @@ import yaml
 from safetensors.torch import load_file
 
 from fedfleet.engine import run
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import FedFleetError
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.result import model_digest
 from fedfleet.tune import progress
 from fedfleet.tune.files import load

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.records.partition_file import partition_digest, read_partition, write_partition
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.files import load
 from fedfleet.tune.partition import PartitionSummary, measures, ordered
 from fedfleet.workloads.client_index import ClientIndex

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fedfleet.algorithms.contract import Algorithm
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.search.paper_grids import COMPRESSED, GRIDS, choose, decades, with_grid
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.space import decided, points, ranges

@@ -24,8 +24,8 @@ import yaml
 from fedfleet.engine import Experiment
 from fedfleet.engine.api import run as start
 from fedfleet.engine.config.registry import find_plugin
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.secrets import redacted

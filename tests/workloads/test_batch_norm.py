@@ -16,10 +16,10 @@ from torch.func import vmap
 
 from fedfleet.engine.api import run
 from fedfleet.engine.clients.batches import stream
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.method_form.batch_norm import Buffered, join_trees, split_tree
 from fedfleet.engine.method_form.state_spec import StateSpec
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.parquet import Parquet
 from fedfleet.workloads.models.convolutional import Cnn4, ResNet18

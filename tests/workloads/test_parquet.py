@@ -17,9 +17,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.data.idx_files import TYPES, IdxFiles
 from fedfleet.workloads.data.parquet import Parquet

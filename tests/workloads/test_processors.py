@@ -191,7 +191,7 @@ import ray
 import fedfleet
 from fedfleet.engine.backends.ray.connect import counted
 from fedfleet.tune.progress import place_of
-from fedfleet.engine.config.run_spec import RunSpec
+from fedfleet.engine.run_spec import RunSpec
 
 made = fedfleet.Experiment(
     workload="quadratic", method="fedavg", federation={"clients": 4, "cohort": 2, "rounds": 1}, tracking={"uri": "none"}

@@ -12,11 +12,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ...engine.api import run
-from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import FedFleetError
 from ...engine.planning import autotune
 from ...engine.planning.execution_plan import measured_plan
+from ...engine.run_spec import RunSpec
 from ...engine.runs.observer import Observer
 from .works import FEDERATIONS
 

@@ -31,9 +31,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...engine.backends.members import Member
-from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
 from ...engine.memory import available_memory
+from ...engine.run_spec import RunSpec
 from ...engine.runs.members import MemberHost, SharedHost
 from ...engine.stopping import on_signal
 from .jobs import Start

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...engine.api import new_run, old_run
-from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError, Diverged, Interrupted, InUse
 from ...engine.records.lineage import lineage_of
 from ...engine.rounds.driver import Record
+from ...engine.run_spec import RunSpec
 from ...engine.runs.host import Host
 from ...engine.runs.launch import execute
 from ...engine.runs.observer import Observer

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from ...engine.config.differences import FREE_KEYS, flatten
-from ...engine.config.run_spec import RUN_ID
 from ...engine.config.schema import Experiment
 from ...engine.config.yaml_text import parse
 from ...engine.errors import ConfigError, FedFleetError, Interrupted, first_line
+from ...engine.run_spec import RUN_ID
 from ...engine.runs.chart import needs
 from ...engine.runs.expected_columns import check_column
 from ...engine.runs.folder_kinds import refuse_other_kind

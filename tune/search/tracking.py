@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from ...engine.config.registry import find_plugin
-from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, Tracking
 from ...engine.errors import ConfigError
 from ...engine.rounds.driver import Record
+from ...engine.run_spec import RunSpec
 from ...engine.runs.saved_files import load_model
 from ...engine.storage.secrets import redacted_data
 from ..tracking.mlflow_writer import TOP, End, Writer

@@ -13,10 +13,10 @@ from ...algorithms.contract import Deferred
 from ...algorithms.tree import Layout
 from ...engine.config import schedules
 from ...engine.config.forkable import fork_changes
-from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError
 from ...engine.planning.execution_plan import without_numbers
+from ...engine.run_spec import RunSpec
 from ...engine.runs.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ..tracking.stores import store

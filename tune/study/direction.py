@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
 from ...engine.errors import FedFleetError
+from ...engine.run_spec import RunSpec
 from .cells import levels, planned
 from .spec import Study, better
 

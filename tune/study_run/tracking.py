@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from ...engine.config.registry import find_plugin
-from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
+from ...engine.run_spec import RunSpec
 from ...engine.runs.saved_files import load_model
 from ...engine.storage.secrets import redacted_data
 from ..page import svg

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...engine.config.run_spec import RunSpec
+from ...engine.run_spec import RunSpec
 from ...engine.storage.sha256 import sha256_of_json
 from ..run_files import read_json
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...engine.config.run_spec import RunSpec
+from ...engine.run_spec import RunSpec
 from ...workloads.classification import Classification
 from ...workloads.problems.minimax import OverClassification
 from ...workloads.workload import Workload

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...engine.config.run_spec import RunSpec
 from ...engine.errors import ConfigError, Diverged, Interrupted
 from ...engine.rounds.driver import Record
+from ...engine.run_spec import RunSpec
 from ...engine.runs.observer import Observer
 from ...engine.runs.result import Result
 from ..page.html import render

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...engine.config.run_spec import RunSpec
 from ...engine.records.lineage import lineage_of
+from ...engine.run_spec import RunSpec
 from .data_set import data_set
 from .origin import origin
 

@@ -25,12 +25,12 @@ from ...aggregation.planning import row_files
 from ...aggregation.staged import StagedMessages
 from ...aggregation.vectors import vector_leaves
 from ...cohorts.tasks import TrainingTask
-from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, RowsLost, WorkersLost, WorkersUnfit
 from ...method_form.state_spec import StateSpec
 from ...reduction.tree import PartialSum, TaskResult
 from ...rounds.pool import Failure, Outcome, Phase, Pool
+from ...run_spec import RunSpec
 from ...state.row_files import RowFiles
 from ...state.table import Table
 from .links import ANSWER_SECONDS, Bell, Link, Listener, readable

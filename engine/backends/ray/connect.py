@@ -29,9 +29,9 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ....workloads.processors import processors
-from ...config.run_spec import RunSpec
 from ...config.schema import Engine, workers_on
 from ...errors import ConfigError, Interrupted
+from ...run_spec import RunSpec
 from ...stopping import at_once
 from .local_ray import FOR_A_RUN, QUIET, below, disconnect, shut_down, start_here
 from .process_start import fork_server

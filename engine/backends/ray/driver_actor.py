@@ -20,7 +20,6 @@ from ...accelerators.memory import bounded_memory
 from ...accelerators.settings import computing
 from ...cohorts.tasks import steps_of
 from ...config.held_out import unused_rows
-from ...config.run_spec import RunSpec
 from ...config.schema import Asynchronous
 from ...errors import ConfigError, DriverDied, Interrupted, InUse, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
@@ -33,6 +32,7 @@ from ...records.event_log import EventLog
 from ...rounds.asynchronous import driver_of
 from ...rounds.driver import DataSummary, Event
 from ...rounds.pool import Pool
+from ...run_spec import RunSpec
 from ...state.retention import discard
 from ...state.table import Table
 from ...stopping import on_signal

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from ray.util.metrics import Gauge
 
-from ...config.run_spec import RunSpec
 from ...config.schema import part_name
 from ...records.history import Record
 from ...rounds.driver import Driver
+from ...run_spec import RunSpec
 
 TICK_SECONDS = 1.0
 """How often the gauges are set. The rounds of a run do not wait for it."""

@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from ...aggregation.message_rows import read_rows
 from ...clients.worker import keep_freed_memory
 from ...cohorts.tasks import Broadcast
-from ...config.run_spec import RunSpec
 from ...errors import WorkersLost, type_and_first_line
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...rounds.pool import Call, Failure
+from ...run_spec import RunSpec
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ...stopping import on_signal
 from .links import Address, Link

@@ -24,13 +24,13 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks
-from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, WorkersLost, WorkersUnfit, WorkerUnfit
 from ...kernels.library import COMPILED
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...reduction.tree import Leaves, TaskResult
 from ...rounds.pool import Call, Failure, Outcome, Phase, Pool
+from ...run_spec import RunSpec
 from ...state.row_files import StateLayout
 from .placement import Placement
 from .shared_memory import SharedMemory, nameless

@@ -24,7 +24,6 @@ from ...aggregation.planning import collects, result_bytes
 from ...aggregation.vectors import vector_leaves
 from ...clients.worker import Data, Worker
 from ...cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, PackedTasks, most_blocks
-from ...config.run_spec import RunSpec
 from ...config.schema import Asynchronous
 from ...errors import LONGEST_TRACEBACK, RAISED_BY_USERS, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
@@ -33,6 +32,7 @@ from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
 from ...reduction.tree import TaskResult
 from ...rounds.pool import Call, Failure, failure_of
+from ...run_spec import RunSpec
 from ...state.row_files import StateLayout
 from ...stopping import on_signal
 from .shared_memory import Address, SharedMemory, Spec

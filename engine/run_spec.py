@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.aggregation.contract import Aggregator, Stage
-from ...algorithms.attacks.contract import Attack, PoisoningAttack
-from ...algorithms.contract import Algorithm, Deferred, RunContext
-from ...algorithms.tree import Layout, Tree
-from ...workloads.client_index import check_index
-from ...workloads.workload import Split, Workload
-from ..errors import ConfigError
-from ..method_form.batch_norm import Buffered
-from ..storage.sha256 import sha256_of_tensors
-from ..user_code import plugin_errors
-from . import schedules
-from .finite import check_finite
-from .held_out import hold_out
-from .limits import building_model, check_size
-from .network import check_network
-from .privacy_plan import PrivacyPlan
-from .registry import Plugin, Registry, find_plugin
-from .schema import Engine, Experiment, part_name
+from ..algorithms.aggregation.contract import Aggregator, Stage
+from ..algorithms.attacks.contract import Attack, PoisoningAttack
+from ..algorithms.contract import Algorithm, Deferred, RunContext
+from ..algorithms.tree import Layout, Tree
+from ..workloads.client_index import check_index
+from ..workloads.workload import Split, Workload
+from .config import schedules
+from .config.finite import check_finite
+from .config.held_out import hold_out
+from .config.limits import building_model, check_size
+from .config.network import check_network
+from .config.registry import Plugin, Registry, find_plugin
+from .config.schema import Engine, Experiment, part_name
+from .errors import ConfigError
+from .method_form.batch_norm import Buffered
+from .privacy.privacy_plan import PrivacyPlan
+from .storage.sha256 import sha256_of_tensors
+from .user_code import plugin_errors
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""

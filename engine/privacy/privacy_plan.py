@@ -25,11 +25,11 @@ from ...algorithms.contract import Algorithm, Message
 from ...algorithms.privacy.clipping import Clipped, group_names
 from ...algorithms.privacy.mechanism import Mechanism
 from ...algorithms.privacy.noise import ClientNoise, Quantile
+from ..config import schedules
+from ..config.registry import Registry, check
+from ..config.schema import Experiment, part_name
 from ..errors import ConfigError
-from ..privacy.accounting import Adjacency, Kind, Releases, Sequence, calibrate, epsilon, last_round, library_version
-from . import schedules
-from .registry import Registry, check
-from .schema import Experiment, part_name
+from .accounting import Adjacency, Kind, Releases, Sequence, calibrate, epsilon, last_round, library_version
 
 if TYPE_CHECKING:
     import torch
