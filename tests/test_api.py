@@ -18,7 +18,7 @@ import yaml
 
 import fedfleet
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Mlp
+from fedfleet.workloads.models.small import Mlp
 
 ROOT = Path(__file__).parents[1]
 API = ROOT / "src/fedfleet/__init__.py"

@@ -33,7 +33,7 @@ from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Mlp
+from fedfleet.workloads.models.small import Mlp
 from fedfleet.workloads.workload import Model, Partition
 from tests.algorithms.driver import run as play
 from tests.algorithms.driver import tree

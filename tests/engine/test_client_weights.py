@@ -32,7 +32,7 @@ from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Logistic, Mlp
+from fedfleet.workloads.models.small import Logistic, Mlp
 from fedfleet.workloads.workload import Columns, Model, Partition
 from tests.engine.test_compressed import Pictures
 

@@ -22,7 +22,7 @@ from fedfleet.engine.runs.result import Result
 from fedfleet.tune.partition import PartitionSummary, table_of
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid
 
 ROWS, TESTS, OWNERS = 240, 40, 15

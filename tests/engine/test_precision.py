@@ -14,7 +14,7 @@ from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import LeNet, Mlp
+from fedfleet.workloads.models.small import LeNet, Mlp
 
 from .setups import METHODS, STEPS, digits
 

@@ -16,7 +16,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.models.norms import BatchNorm
-from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.standard.even import Shards
 from fedfleet.workloads.workload import Batch, Model, Params
 

@@ -13,7 +13,7 @@ from fedfleet.engine.planning import data
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.progress import Progress
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Mlp
+from fedfleet.workloads.models.small import Mlp
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from fedfleet.engine.planning.trial_step import Trial, try_step
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Mlp
+from fedfleet.workloads.models.small import Mlp
 from tests.test_conformance import few
 
 HERE = str(Path(__file__))

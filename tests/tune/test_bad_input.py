@@ -17,7 +17,7 @@ from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.config.schema import Experiment, Section
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Mlp
+from fedfleet.workloads.models.small import Mlp
 
 from .commands import LOCAL, invoke
 

@@ -16,7 +16,7 @@ from fedfleet.tune.files import load_data
 from fedfleet.tune.study.check import check
 from fedfleet.tune.study.spec import load
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.models.small import Logistic
 
 from .commands import LOCAL, invoke
 from .small_study import STUDY, written

@@ -16,7 +16,7 @@ from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.skew import PositiveRatio
 from fedfleet.workloads.partitions.standard.even import Dirichlet
 from fedfleet.workloads.problems.auc import Auc, optimum, priors

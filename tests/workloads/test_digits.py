@@ -8,7 +8,7 @@ import torch
 
 from fedfleet.workloads.data import digits as module
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid
 
 

@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 
 from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.models.small.small import LeNet, Logistic, Mlp
+from fedfleet.workloads.models.small import LeNet, Logistic, Mlp
 
 
 @dataclass(frozen=True)

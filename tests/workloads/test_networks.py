@@ -15,8 +15,7 @@ from fedfleet.engine.kernels.tape import Tapes
 from fedfleet.workloads import counted
 from fedfleet.workloads.models.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
 from fedfleet.workloads.models.recurrent import Lstm, Lstm4, Rnn, Stack, Tanh
-from fedfleet.workloads.models.small import recurrent
-from fedfleet.workloads.models.small.small import LeNet
+from fedfleet.workloads.models.small import LeNet, recurrent
 from fedfleet.workloads.models.transformer import Vit
 from fedfleet.workloads.stateless import Stateless, buffers_of
 from fedfleet.workloads.workload import PASS_OVER, Model

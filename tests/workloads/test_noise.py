@@ -14,7 +14,7 @@ from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.data.fashion_mnist import FashionMnist
 from fedfleet.workloads.data.sentiment import Sst2
 from fedfleet.workloads.metrics import auc
-from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.standard.even import Dirichlet
 from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.problems.regression import Linear, Synthetic

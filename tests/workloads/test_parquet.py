@@ -351,7 +351,7 @@ class OwnRows(Classification):
     ids=lambda value: str(value)[:30],
 )
 def test_what_a_plug_in_loads_is_checked_too(part, bad, words):
-    from fedfleet.workloads.models.small.small import Logistic
+    from fedfleet.workloads.models.small import Logistic
     from fedfleet.workloads.partitions.standard.even import Iid
 
     workload = OwnRows(model=Logistic(), partition=Iid())
@@ -365,7 +365,7 @@ def test_what_a_plug_in_loads_is_checked_too(part, bad, words):
 
 
 def test_float64_takes_what_float32_does_not():
-    from fedfleet.workloads.models.small.small import Logistic
+    from fedfleet.workloads.models.small import Logistic
     from fedfleet.workloads.partitions.standard.even import Iid
 
     workload = OwnRows(model=Logistic(), partition=Iid())

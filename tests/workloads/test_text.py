@@ -21,7 +21,7 @@ from fedfleet.workloads.data.sentiment import Imdb, ParquetText, Sentiment140, S
 from fedfleet.workloads.data.shakespeare import CHARACTERS, Shakespeare, coded
 from fedfleet.workloads.data.text import OTHER, PAD, numbered, vocabulary_of, words
 from fedfleet.workloads.models.recurrent import Rnn
-from fedfleet.workloads.models.small.small import Logistic
+from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.natural import Natural
 
 
