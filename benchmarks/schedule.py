@@ -293,7 +293,7 @@ def simulate(asked: argparse.Namespace) -> None:
         for number in range(1, asked.rounds + 1):
             clock.units, clock.spent, clock.blocks = [], 0.0, 0
             before, began = clock.now, time.process_time()
-            record = driver._run_round({})
+            record = driver.run_round({})
             wall, took = time.process_time() - began - clock.spent, clock.now - before
             ideal, bound = sum(clock.units) / asked.workers, longest_first(clock.units, asked.workers)
             moved = record["node/bytes_moved"] / driver.table.width

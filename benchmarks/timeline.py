@@ -32,7 +32,7 @@ WARMUP = 10
 marks: list[tuple[float, str]] = []
 
 WATCHED = (
-    *((driver.Driver, name) for name in ("_run_round", "_train", "_commit")),
+    *((driver.Driver, name) for name in ("run_round", "_train", "_commit")),
     *((sampling, name) for name in ("sample",)),
     *((worker_pool.WorkerPool, name) for name in ("begin", "_issue", "_collect")),
     *((worker_pool.pickle, "dumps"), (worker_pool, "wait_for"), (round_totals, "add_leaves")),
@@ -55,7 +55,7 @@ def timed(where: Any, name: str) -> None:
 
 def show() -> None:
     """Print the times of the driver's functions."""
-    rounds = [moment for moment, what in marks if what == "+_run_round"][WARMUP:]
+    rounds = [moment for moment, what in marks if what == "+run_round"][WARMUP:]
     spent, calls, begun = defaultdict(float), Counter[str](), {}
     for moment, what in marks:
         if rounds[0] <= moment < rounds[-1]:

@@ -169,7 +169,7 @@ class Driver:
             self._tell_privacy(self.last_round, "until the end")
             while self.round < self.last_round:
                 try:
-                    record = self._run_round(self._warm_start() if self.round == 0 else {})
+                    record = self.run_round(self.warm_start() if self.round == 0 else {})
                 except RowsLost as lost:
                     self._rewind(lost)
                     continue
@@ -211,7 +211,7 @@ class Driver:
         return lines
 
     @torch.no_grad()
-    def _warm_start(self) -> Record:
+    def warm_start(self) -> Record:
         """Run the pass over all clients that some methods begin with.
 
         Returns its traffic, gradients and seconds, which are added to the record of round 1.
@@ -234,13 +234,10 @@ class Driver:
             "time/seconds": self.pool.clock() - started,
         }
 
-    def first_round(self) -> Record:
-        """Run round 1 without the pass over all clients that some methods begin with."""
-        return self._run_round({})
-
     @torch.no_grad()
-    def _run_round(self, warm_start: Record) -> Record:
-        """Run one round. warm_start: what `_warm_start` returned before round 1, else empty.
+    def run_round(self, warm_start: Record) -> Record:
+        """Run the next round. warm_start: what `warm_start` returned before round 1; empty in other rounds, and to do
+        without that pass.
 
         Everything that can fail or be interrupted comes before the commit, so that no record can be missing.
         """

@@ -12,13 +12,10 @@ from ...workloads.classification import Classification
 from ...workloads.client_index import ClientIndex
 from ...workloads.workload import Split
 from ..accelerators.settings import applied
-from ..backends.local import LocalPool
-from ..clients.worker import Data
 from ..config.schema import Experiment, Local
 from ..errors import ConfigError, FedFleetError, nearest
-from ..rounds.asynchronous import driver_of
-from ..rounds.driver import DataSummary
 from ..run_spec import ExecutionPlan, RunSpec
+from .host import Host
 
 ROWS = 256
 """Test rows that are evaluated, evenly spaced: metrics such as an AUC need several classes."""
@@ -47,19 +44,13 @@ def columns(experiment: Experiment) -> list[str] | None:
 
 def _columns(made: Experiment) -> list[str] | None:
     """The columns of a run, found by its first round."""
-    driver = None
     try:
         whole = RunSpec.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
         run_spec, split = whole.with_plan(ExecutionPlan(1, "torch")), little(whole.split())
-        driver = driver_of(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
-        data = Data.of(split.train, split.test, split.client_index)
-        driver.start(lambda table: LocalPool(run_spec, data, table.layout, lambda: None))
-        return list(dict.fromkeys([*driver.first_round(), "train/loss"]))  # the small round may have no client
+        with Host().driver(run_spec, split) as driver:
+            return list(dict.fromkeys([*driver.run_round({}), "train/loss"]))  # the small round may have no client
     except FedFleetError:
         return None
-    finally:
-        if driver is not None:
-            driver.close()
 
 
 def little(split: Split) -> Split:

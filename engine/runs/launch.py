@@ -21,7 +21,6 @@ from ...workloads.workload import Workload, taken_notes
 from ..accelerators import settings
 from ..accelerators.memory import bounded_memory
 from ..aggregation.planning import check_stage
-from ..clients.worker import Data
 from ..config.held_out import unused_rows
 from ..config.limits import building_model, check_folder
 from ..config.schema import Experiment
@@ -34,8 +33,6 @@ from ..memory import is_out_of_memory
 from ..method_form.state_spec import StateSpec
 from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
-from ..rounds.asynchronous import driver_of
-from ..rounds.driver import DataSummary
 from ..run_spec import RUN_ID, RunSpec
 from ..state.checkpoint import written
 from ..state.retention import discard
@@ -354,18 +351,12 @@ def _in_process(run_spec: RunSpec, stop: Callable[[], int], host: Host) -> Gener
     beat()
     run_spec, plan_line = host.plan(run_spec, split)
     beat()
-    data = Data.of(split.train, split.test, split.client_index)
-    summary = DataSummary(split.client_index, len(next(iter(split.test.values()))))
-    driver = driver_of(run_spec, summary)
-    for line in (plan_line, *taken_notes()):
-        driver.log(line)
-    if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
-        driver.log(clause)
-    if unused := unused_rows(split):
-        driver.log(unused)
-    try:
-        driver.start(lambda table: host.pool(run_spec, data, table.layout, beat))
+    with host.driver(run_spec, split, beat) as driver:
+        for line in (plan_line, *taken_notes()):
+            driver.log(line)
+        if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
+            driver.log(clause)
+        if unused := unused_rows(split):
+            driver.log(unused)
         yield from driver.rounds()
         return driver.tensors()
-    finally:
-        driver.close()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedfleet.engine.api import Result, run
-from fedfleet.engine.backends.local import LocalPool
-from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.rounds.asynchronous import driver_of
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.run_spec import RunSpec
+from fedfleet.engine.runs.host import Host
 from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.state.row_files import RowFiles
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},
@@ -90,13 +91,17 @@ def driver_on_ray(run_spec: RunSpec) -> Iterator[Driver]:
 
 
 @contextmanager
-def driver_here(made: Experiment) -> Iterator[Driver]:
-    """The driver of a run, with one worker in this process."""
-    run_spec = prepare(made, "test")
-    split = run_spec.split()
-    driver = driver_of(run_spec, DataSummary(split.client_index, 1))
-    try:
-        driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.layout, lambda: None))
+def driver_here(made: Experiment, directory: Path | None = None) -> Iterator[Driver]:
+    """The driver of a run, with one worker in this process. directory: of the run's files, None for none."""
+    run_spec = prepare(made, "test", directory)
+    with Host().driver(run_spec, run_spec.split()) as driver:
         yield driver
-    finally:
-        driver.close()
+
+
+def states_of(driver: Driver) -> list[Any]:
+    """The states of all clients that have taken part, in ascending client number; [] for a method without states."""
+    rows = driver.table.row
+    if not driver.table.layout.folder:
+        return []
+    files = RowFiles(driver.table.layout, driver.state_spec.client)
+    return [files.read_one(int(row)) for row in rows if row >= 0]

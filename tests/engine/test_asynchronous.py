@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from fedfleet.engine.api import resume, rounds, run
-from fedfleet.engine.backends.local import LocalPool
-from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.schema import Asynchronous, Experiment, experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.fleet.asynchronous import AsynchronousPlanner
 from fedfleet.engine.fleet.fleet import Visits
 from fedfleet.engine.fleet.timeline import Eligible, Timeline, staleness_weight
-from fedfleet.engine.rounds.asynchronous import AsynchronousDriver
-from fedfleet.engine.rounds.driver import DataSummary
+from fedfleet.engine.rounds.driver import Driver
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads import counted
 from fedfleet.workloads.client_index import ClientIndex
@@ -25,7 +23,7 @@ from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.workload import Split
 
 from ..reference.asynchronous import Reference, scalar_descent, scalar_fednova
-from .setups import driver_on_ray
+from .setups import driver_here, driver_on_ray, states_of
 
 EQUAL = {"devices": {"name": "equal"}}
 UNEQUAL = {"devices": {"name": "lognormal", "sigma": 1.0}, "dropout": 0.1}
@@ -181,12 +179,9 @@ def line(pace, systems, updates=9, method=None, **federation):
     )
 
 
-def driver_of(made: Experiment) -> AsynchronousDriver:
-    run_spec = prepare(made, "asynchronous")
-    split = run_spec.split()
-    driver = AsynchronousDriver(run_spec, DataSummary(split.client_index, 1))
-    driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.layout, lambda: None))
-    return driver
+def timeline_of(driver: Driver) -> Timeline:
+    assert isinstance(driver.planner, AsynchronousPlanner)
+    return driver.planner.timeline
 
 
 @pytest.mark.parametrize(
@@ -207,17 +202,14 @@ def driver_of(made: Experiment) -> AsynchronousDriver:
 def test_models_are_the_references(pace, options):
     """The reference goes through the same jobs one by one, in float64. The step size changes with the version."""
     rate = {"schedule": "exponential", "start": 0.5, "decay": 0.8}
-    driver = driver_of(line(pace, UNEQUAL, method={"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}))
-    try:
+    with driver_here(line(pace, UNEQUAL, method={"name": "fedavg", "rule": {"name": "sgd", "lr": rate}})) as driver:
         found, updates = [], []
         for number in range(1, 10):
-            jobs = driver.timeline.update(number).jobs
+            jobs = timeline_of(driver).update(number).jobs
             updates.append((0.0, [(job.client, job.version, job.staleness, job.visit) for job in jobs]))
-            driver.first_round()
+            driver.run_round({})
             found.append(float(driver.model().flat))
-    finally:
-        driver.close()
-    weight = (lambda tau: 1.0) if driver.pace.weight == "constant" else polynomial
+    weight = polynomial if Asynchronous.model_validate(pace).weight == "polynomial" else lambda tau: 1.0
     computed = scalar_descent(updates, weight, start=4.0, lr=lambda version: 0.5 * 0.8**version, **options)
     assert found == pytest.approx(computed, abs=1e-12)
 
@@ -235,18 +227,15 @@ def test_fednova_takes_the_mean_of_the_steps_over_the_buffer(pace, options):
     """Visits are cut short at random; the reference goes through the same jobs one by one."""
     systems = UNEQUAL | {"work": {"name": "uniform", "p": 0.7}}
     method = {"name": "fednova", "rule": {"name": "sgd", "lr": 0.1}}
-    driver = driver_of(line(pace, systems, method=method, local={"steps": 5, "batch": 1}))
-    try:
+    with driver_here(line(pace, systems, method=method, local={"steps": 5, "batch": 1})) as driver:
         found, updates = [], []
         for number in range(1, 10):
-            jobs = driver.timeline.update(number).jobs
+            jobs = timeline_of(driver).update(number).jobs
             updates.append([(job.client, job.version, job.staleness, job.steps) for job in jobs])
-            record = driver.first_round()
+            record = driver.run_round({})
             found.append(float(driver.model().flat))
             stale = [options.get("mix", 1.0) * polynomial(job.staleness) for job in jobs]
             assert record["async/weight"] == pytest.approx(sum(stale) / len(jobs))
-    finally:
-        driver.close()
     assert len({job[3] for jobs in updates for job in jobs}) > 2
     assert found == pytest.approx(scalar_fednova(updates, polynomial, start=4.0, lr=0.1, **options), abs=1e-12)
 
@@ -265,17 +254,15 @@ def test_averaged_states_are_states(pace):
     """The number of steps of Adam, which is averaged with the client weights: neither staleness nor `mix` shortens it,
     as they do with the change of the model."""
     method = {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "average"}
-    driver, counts = driver_of(digits(pace, method, 8, UNEQUAL)), [0.0]
-    try:
+    counts = [0.0]
+    with driver_here(digits(pace, method, 8, UNEQUAL)) as driver:
         for number in range(1, 9):
-            jobs = driver.timeline.update(number).jobs
-            driver.first_round()
+            jobs = timeline_of(driver).update(number).jobs
+            driver.run_round({})
             weights = np.array([polynomial(job.staleness) for job in jobs])
             own = np.array([counts[job.version] + 3 for job in jobs])
             counts.append(float((weights * own).sum() / weights.sum()))
             assert float(driver.server.public.carried.count) == pytest.approx(counts[-1], rel=1e-6)  # float32
-    finally:
-        driver.close()
     assert counts[-1] > 9
 
 
@@ -340,20 +327,15 @@ def test_blocks_change_nothing_but_rounding():
 @pytest.mark.parametrize("buffer", [1, 3])
 def test_control_variates_stay_the_mean_of_the_clients(buffer):
     """c = (1 / N) sum of c_i after every update, with losses and discarded results."""
-    driver = driver_of(digits({"name": "buffered", "buffer": buffer, "staleness": 2}, SCAFFOLD, 12, UNEQUAL))
-    try:
+    with driver_here(digits({"name": "buffered", "buffer": buffer, "staleness": 2}, SCAFFOLD, 12, UNEQUAL)) as driver:
         discarded = 0
         for _ in range(12):
-            record = driver.first_round()
+            record = driver.run_round({})
             discarded += record["async/discarded"] + record["client/lost"]
-            rows = driver.table.row
-            files = driver.pool.worker.rows  # pyright: ignore[reportAttributeAccessIssue]
-            own = [files.read_one(int(row)).own.flat.double() for row in rows if row >= 0]
+            own = [state.own.flat.double() for state in states_of(driver)]
             shared = driver.server.public.shared.flat.double()
-            torch.testing.assert_close(torch.stack(own).sum(0) / len(rows), shared, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(torch.stack(own).sum(0) / 12, shared, atol=1e-6, rtol=1e-5)
         assert discarded
-    finally:
-        driver.close()
 
 
 # --- the same bits ----------------------------------------------------------------------------------------------------
@@ -490,15 +472,12 @@ def test_combinations_without_a_meaning_are_refused_in_one_sentence(changes, wor
 def test_updates_without_any_weight_move_nothing():
     """Results that are older than b = 0 have the weight 0: the model stays where no result is fresh."""
     pace = {"name": "buffered", "buffer": 2, "weight": "threshold", "b": 0, "c": 0}
-    driver = driver_of(digits(pace, updates=8, systems=UNEQUAL))
-    try:
+    with driver_here(digits(pace, updates=8, systems=UNEQUAL)) as driver:
         weights = []
         for _ in range(8):
             before = driver.model().flat.clone()
-            weights.append(driver.first_round()["async/weight"])
+            weights.append(driver.run_round({})["async/weight"])
             assert torch.equal(driver.model().flat, before) == (weights[-1] == 0)
-    finally:
-        driver.close()
     assert 0 in weights
     fresh = {**pace, "divide": "weights", "staleness": 0}  # what would have no weight is discarded
     prepare(digits(fresh, systems=UNEQUAL), "fresh")
@@ -507,7 +486,7 @@ def test_updates_without_any_weight_move_nothing():
 def test_results_that_could_fill_the_memory_are_refused(monkeypatch):
     monkeypatch.setattr("fedfleet.engine.fleet.asynchronous.available_memory", lambda: 50_000)
     with pytest.raises(ConfigError, match=r"^engine\.pending must be at least 39,104, .*, got 25,000; raise it"):
-        driver_of(digits(BUFFERED, systems=UNEQUAL))
+        run(digits(BUFFERED, systems=UNEQUAL))
 
 
 def test_a_run_that_cannot_go_on_says_why():

@@ -12,16 +12,12 @@ import pytest
 import torch
 
 from fedfleet.engine import run
-from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.batches import stream
-from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.cohorts.tasks import TrainingTask, plan_tasks
-from fedfleet.engine.config.schema import Local, experiment
+from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.records.history import History
 from fedfleet.engine.records.parquet import to_table
-from fedfleet.engine.rounds.driver import DataSummary, Driver
-from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.row_files import DIGEST, RowFiles, paths
 from fedfleet.engine.state.table import Table
 from fedfleet.workloads.client_index import ClientIndex
@@ -31,7 +27,7 @@ from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid, Shards
 from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.workload import Split
 
-from .setups import STEPS, digits
+from .setups import STEPS, digits, driver_here
 
 COHORT, LOCAL = 200, Local(steps=2, batch=4)
 SAMPLE = (torch.zeros(3),)
@@ -118,16 +114,11 @@ class Many(Quadratic):
         return {"x": torch.zeros(2, dtype=torch.float64)}
 
 
-def driver_of(clients: int, cohort: int, store: Path) -> Driver:
-    """A driver of SCAFFOLD with a worker in this process."""
+def scaffold(clients: int, cohort: int, store: Path) -> Experiment:
     federation = {"clients": clients, "cohort": cohort, "rounds": 9, "local": {"steps": 2, "batch": 1}}
     engine = {"backend": "local", "store": str(store), "kernels": "torch", "block": 10}
     spec = {"workload": Many(dim=2), "federation": federation, "engine": engine, "evaluate": {"every": 0}}
-    run_spec = RunSpec.of(f"many-{clients}", experiment({**spec, "method": "scaffold", "tracking": {"uri": "none"}}))
-    split = run_spec.split()
-    driver = Driver(run_spec, DataSummary(split.client_index, 1))
-    driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.layout, lambda: None))
-    return driver
+    return experiment({**spec, "method": "scaffold", "tracking": {"uri": "none"}})
 
 
 def test_a_run_of_a_million_clients_keeps_states_of_those_it_met(tmp_path):
@@ -135,22 +126,19 @@ def test_a_run_of_a_million_clients_keeps_states_of_those_it_met(tmp_path):
     of states have blocks on the disk for the rows of the clients that took part, and no others."""
     cohort, peaks = 20, {}
     for clients in (1_000, 1_000_000):
-        driver = driver_of(clients, cohort, tmp_path)
-        try:
-            driver.first_round()
+        with driver_here(scaffold(clients, cohort, tmp_path)) as driver:
+            driver.run_round({})
             tracemalloc.start()
-            driver.first_round()
+            driver.run_round({})
             tracemalloc.reset_peak()
-            driver.first_round()
+            driver.run_round({})
             peaks[clients] = tracemalloc.get_traced_memory()[1]
             met = int((driver.table.row >= 0).sum())
             assert 2 * cohort < met <= 3 * cohort
             assert met == driver.visits.astype(bool).sum()
             blocks = [os.stat(path).st_blocks * 512 for path in paths(driver.table.layout.folder)]
             assert 0 < sum(blocks) < 100 * 2**12
-        finally:
-            tracemalloc.stop()
-            driver.close()
+        tracemalloc.stop()
     assert peaks[1_000_000] < peaks[1_000] + 500_000, peaks
 
 

@@ -9,12 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedfleet.engine.backends.local import LocalPool
-from fedfleet.engine.clients.worker import Data
-from fedfleet.engine.rounds.driver import DataSummary, Driver
-from fedfleet.engine.runs.launch import prepare
-
-from .setups import STEPS, digits
+from .setups import STEPS, digits, driver_here
 
 EVERY = 20
 """Rounds between checkpoints, and between measurements."""
@@ -23,26 +18,21 @@ EVERY = 20
 def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
     """(bytes that Python and numpy hold, resident bytes) after every EVERY rounds of SCAFFOLD with checkpoints."""
     plain = digits("scaffold", STEPS, rounds=rounds).model_dump() | {"checkpoint": {"every": EVERY}}
-    run_spec = prepare(type(digits("scaffold", STEPS)).model_validate(plain), "test", tmp_path)
-    split = run_spec.split()
-    driver = Driver(run_spec, DataSummary(split.client_index, len(split.test["label"])))
-    found = []
+    made, found, done = type(digits("scaffold", STEPS)).model_validate(plain), [], 0
     tracemalloc.start()
     try:
-        driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.layout, lambda: None))
-        done = 0
-        for told in driver.rounds():
-            if not isinstance(told, dict):
-                continue
-            done += 1
-            if done % EVERY == 0:
-                assert driver.checkpoints is not None
-                driver.log_lines += driver.checkpoints.finish()
-                gc.collect()
-                found.append((tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss))
+        with driver_here(made, tmp_path) as driver:
+            for told in driver.rounds():
+                if not isinstance(told, dict):
+                    continue
+                done += 1
+                if done % EVERY == 0:
+                    assert driver.checkpoints is not None
+                    driver.log_lines += driver.checkpoints.finish()
+                    gc.collect()
+                    found.append((tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss))
     finally:
         tracemalloc.stop()
-        driver.close()
     return found
 
 

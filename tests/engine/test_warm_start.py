@@ -14,13 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.backends.local import LocalPool
-from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.registry import resolve, signature
-from fedfleet.engine.rounds.driver import DataSummary, Driver
-from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.stateless import Stateless
 from tests.test_conformance import Few, few, spec
+
+from .setups import driver_here, states_of
 
 torch.set_num_threads(1)
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
@@ -36,19 +34,9 @@ WARM = [
 def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     """(the server's state after the warm start, the states of all clients)."""
     base = few(method, plan={"local": {"steps": 3, "batch": batch}}, engine=engine)
-    run_spec = prepare(base.model_copy(update={"method": {**spec(method), "start": "gradient"}}), "opening")
-    split = run_spec.split()
-    data = Data.of(split.train, split.test, split.client_index)
-    driver = Driver(run_spec, DataSummary(split.client_index, 1))
-    driver.start(lambda table: LocalPool(run_spec, data, table.layout, lambda: None))
-    try:
-        assert driver._warm_start()
-        worker: Any = driver.pool.worker
-        rows = driver.table.row
-        clients = [worker.rows.read_one(int(row)) for row in rows] if worker.rows else []
-        return driver.server, clients
-    finally:
-        driver.close()
+    with driver_here(base.model_copy(update={"method": {**spec(method), "start": "gradient"}})) as driver:
+        assert driver.warm_start()
+        return driver.server, states_of(driver)
 
 
 def gradients() -> list[dict[str, torch.Tensor]]:
