@@ -73,3 +73,15 @@ class Saddle:
     def descent(self, i, z, r, k):
         """(g_x, -g_y), a direction of descent for both groups."""
         return {n: -g if n.startswith("dual.") else g for n, g in self.gradient(i, z, r, k).items()}
+
+
+@dataclass(frozen=True)
+class Descent(Saddle):
+    """The saddle with the sign of the dual's gradient reversed, as workloads have it. Gradients are multiplied by
+    `factor`."""
+
+    factor: float = 1.0
+
+    def gradient(self, i, z, r, k):
+        up = super().gradient(i, z, r, k)
+        return {n: self.factor * (-g if n.startswith("dual.") else g) for n, g in up.items()}

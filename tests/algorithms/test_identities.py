@@ -1,7 +1,7 @@
-"""Settings under which two methods, or a method and a formula, must agree.
+"""The table of identities, and settings under which a method equals a formula.
 
-Both sides must be exactly equal if they do the same operations in the same order. ROUNDING elsewhere: float64 and some
-100 roundings of values near 1, with step sizes that do not amplify them; 1e-12 leaves a factor of 1e2.
+Both sides must be exactly equal if they do the same operations in the same order, and are within ROUNDING elsewhere,
+see `identities`.
 """
 
 import numpy as np
@@ -12,63 +12,44 @@ from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
 from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
 from fedfleet.algorithms.local_muon import local_muon
-from fedfleet.algorithms.parts.muon import Identity, NewtonSchulz, muon
+from fedfleet.algorithms.parts.muon import Identity
 from fedfleet.algorithms.parts.rules import Adam, Averaged, Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import arrays, run, tree
+from tests.algorithms.identities import ROUNDING, ROUNDING_SADDLE, TABLE, built
 from tests.algorithms.paths import Compare
 from tests.algorithms.problems import Quadratic, everyone, partial
 
-ROUNDING = 1e-12
 NOISY = Quadratic()
 STARTS = pytest.mark.parametrize("start", ["zeros", "gradient"])
 SAME = Compare(NOISY, ROUNDING)
 paths, close, equal = SAME.paths, SAME.close, SAME.equal
 
 
-@STARTS
-def test_fedmuon_without_lmo_is_scaffold_with_the_last_gradient(start):
-    fedmuon = fedmuon_bc(0.1, 0.1, alpha=1.0, ball=Identity(), scale="none", start=start, over="all")
-    equal(fedmuon, scaffold(Sgd(0.1), control="last", start=start, over="all"))
-
-
-@pytest.mark.parametrize("method", [fedmuon_bc, local_muon], ids=lambda method: method.__name__)
-@pytest.mark.parametrize("steps", [1, 3])
-def test_one_client_is_muon(method, steps):
-    """Muon with averaged momentum that is kept over rounds, without Nesterov: with one client c = c_i, so m_i - c_i + c
-    = m_i."""
-    plain = muon(0.02, 0.1, mu=0.75, nesterov=False, ball=NewtonSchulz(5, "classic"), scale="moonlight")
-    close(
-        method(0.02, 0.1, alpha=0.25),
-        fedavg(plain, carry="keep"),
-        Quadratic(clients=1),
-        everyone(1, 8, steps),
-    )
-
-
 @pytest.mark.parametrize("build", [local_muon, fedmuon_bc, fedmuon_ma], ids=lambda build: build.__name__)
 def test_matrices_by_name_take_the_vectors_rule(build):
-    """With all matrices in `aux` there is no orthogonalisation at all; with one matrix in `aux`, only that one
-    differs."""
-    unscaled = {"scale": "none"}
-    equal(build(0.3, 0.1, aux=("*",)), build(0.1, 0.1, ball=Identity(), **unscaled))
-    one, other = (run(build(0.05, 0.1, aux=aux, **unscaled), NOISY, *everyone(5, 1, 1)) for aux in (("W",), ()))
+    """With one matrix in `aux`, only that one differs from a step in which all of them are orthogonalised."""
+    one, other = (run(build(0.05, 0.1, aux=aux, scale="none"), NOISY, *everyone(5, 1, 1)) for aux in (("W",), ()))
     if build is not fedmuon_ma:  # whose first step only estimates
         x, y = one.models()[0], other.models()[0]
         far = {name: float((x[name] - y[name]).abs().max()) for name in x}  # products of one or two matrices at a time
         assert far.pop("W") > 1e-3 > ROUNDING > max(far.values())
 
 
-def test_local_muon_is_fedavg_with_kept_muon():
-    """For any clients and cohorts: the momentum is in the estimator of one method and in the rule of the other (mu = 1
-    - alpha)."""
-    plain = muon(0.02, 0.1, mu=0.75, nesterov=False, ball=NewtonSchulz(5, "classic"), scale="moonlight")
-    equal(local_muon(0.02, 0.1, alpha=0.25), fedavg(plain, carry="keep", over="all"))
-
-
 def test_local_muon_without_lmo_is_fedavg_with_kept_averaged_momentum():
     muonless = local_muon(0.1, 0.1, alpha=0.25, ball=Identity(), scale="none")
     equal(muonless, fedavg(Averaged(Sgd(0.1), mu=0.75, nesterov=False), carry="keep", over="all"))
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_two_names_of_one_method(row):
+    saddle = row.where.text.startswith("min-max")
+    compare = Compare(row.where.problem, ROUNDING_SADDLE if saddle else ROUNDING)
+    same = compare.equal if row.exact else compare.close
+    same(built(row.one, row.where), built(row.other, row.where), timetable=row.where.timetable)
+    if row.apart is not None:
+        methods = (built(row.one, row.apart), built(row.other, row.apart))
+        compare.unlike(*methods, row.apart.problem, row.apart.timetable)
 
 
 class Twins(Quadratic):
@@ -86,38 +67,6 @@ def test_identical_clients_share_one_momentum():
     single = paths(fast, slow, Twins(clients=1), everyone(1, 6, 2))[1]
     torch.testing.assert_close(together, alone, rtol=ROUNDING, atol=ROUNDING)
     torch.testing.assert_close(alone, single, rtol=ROUNDING, atol=ROUNDING)
-
-
-@STARTS
-@pytest.mark.parametrize("rule", [Sgd(0.1), Momentum(0.05), Adam(0.03)], ids=lambda rule: type(rule).__name__)
-def test_scaffold_of_one_client_is_fedavg(rule, start):
-    close(scaffold(rule, start=start), fedavg(rule), Quadratic(clients=1), everyone(1, 6, 3))
-
-
-def test_scaffold_with_one_step_and_everyone_is_fedavg():
-    """The corrections cancel in the mean if the rule is linear."""
-    close(scaffold(Sgd(0.1)), fedavg(Sgd(0.1)), timetable=everyone(5, 6, 1))
-
-
-def test_scaffold_mean_is_last_at_one_step_only():
-    mean, last = scaffold(Sgd(0.1)), scaffold(Sgd(0.1), control="last")
-    cohorts, steps = partial()
-    equal(mean, last, timetable=(cohorts, dict.fromkeys(steps, 1)))
-    one, other = paths(mean, last)
-    assert (one - other).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("control", ["normalised", "literal"])
-def test_controls_by_displacement_are_means_of_gradients(control):
-    """This holds under plain steps for any K, and under momentum for K = 1; for K > 1 momentum gives the gradients
-    other weights."""
-    mean, by_way = scaffold(Sgd(0.1)), scaffold(Sgd(0.1), control=control)
-    close(mean, by_way)
-    cohorts, steps = partial()
-    mean, by_way = scaffold(Momentum(0.05)), scaffold(Momentum(0.05), control=control)
-    close(mean, by_way, timetable=(cohorts, dict.fromkeys(steps, 1)))
-    one, other = paths(mean, by_way)
-    assert (one - other).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("settings", [{"rule": Adam()}, {"rule": Momentum(), "carry": "keep"}])
@@ -149,11 +98,6 @@ def test_equal_clients_are_one_client(rule):
     torch.testing.assert_close(all_three.flat, alone.flat, rtol=ROUNDING, atol=ROUNDING)
 
 
-def test_momentum_zero_is_sgd():
-    equal(scaffold(Momentum(0.1, 0.0)), scaffold(Sgd(0.1)))
-    equal(fedavg(Momentum(0.1, 0.0), carry="keep"), fedavg(Sgd(0.1)))
-
-
 def test_fedavg_of_one_client_is_sgd():
     problem, x = Quadratic(clients=1, noise=0.0), tree(Quadratic(clients=1).start)
     cohorts, steps = everyone(1, 5, 3)
@@ -162,17 +106,6 @@ def test_fedavg_of_one_client_is_sgd():
     torch.testing.assert_close(
         run(fedavg(Sgd(0.1)), problem, cohorts, steps).models()[-1].flat, x.flat, rtol=ROUNDING, atol=ROUNDING
     )
-
-
-METHODS = {
-    "fedavg": lambda over, lr: fedavg(Sgd(0.1), lr, over),
-    "scaffold": lambda over, lr: scaffold(Sgd(0.1), lr, over=over),
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_sum_over_all_is_a_server_step_of_s_over_n(method):
-    equal(METHODS[method]("all", 1.0), METHODS[method]("cohort", 3 / 5))
 
 
 CONTROLLED = {
@@ -215,9 +148,3 @@ def test_the_start_is_every_clients_gradient(method, norm):
         assert torch.equal(result.clients[0][i].own.flat, gradients[i])
     moved = (result.models()[0].flat - tree(NOISY.start).flat).abs().max()
     assert 0 < moved < 0.1 * max(1.0, float(np.max(np.abs(gradients))))
-
-
-@pytest.mark.parametrize("rule", [Sgd(0.1), Momentum(0.05), Adam(0.03)], ids=lambda rule: type(rule).__name__)
-def test_scaffolds_first_round_is_fedavgs(rule):
-    """In the first round all control variates are zero."""
-    close(scaffold(rule), fedavg(rule), timetable=everyone(5, 1, 4))

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path, and not as a part of the package `tools`
 
 from fedfleet.engine.config.registry import Registry  # noqa: E402
-from tools.site import charts, commands, configuration, measured, methods, parts, record  # noqa: E402
+from tools.site import charts, commands, configuration, identities, measured, methods, parts, record  # noqa: E402
 
 METHODS = "reference/methods/"
 FROM_ROOT = {
@@ -94,6 +94,7 @@ def generated() -> Iterator[tuple[str, str]]:
     yield "reference/configuration.md", configuration.page()
     yield "reference/commands.md", commands.page()
     yield "reference/record.md", record.page()
+    yield "reference/identities.md", identities.page()
     for name in parts.PAGES:
         yield f"reference/{name}.md", parts.page(name)
     yield f"{METHODS}index.md", methods.index()

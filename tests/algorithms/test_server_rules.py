@@ -1,4 +1,4 @@
-"""Identities of the server-adaptive methods, from their papers and from the differences between these.
+"""The rules of servers, compared with each other and with formulas, from their papers and from their differences.
 
 Most of them concern the server's rule alone, which gets given displacements. ROUNDING: float64, a few dozen roundings;
 1e-12.
@@ -13,8 +13,7 @@ import torch
 from fedfleet.algorithms.contract import Round
 from fedfleet.algorithms.fedadagrad import Adagrad
 from fedfleet.algorithms.fedadam import AdamServer, fedadam
-from fedfleet.algorithms.fedavg import fedavg
-from fedfleet.algorithms.fedavgm import ServerMomentum, fedavgm
+from fedfleet.algorithms.fedavgm import ServerMomentum
 from fedfleet.algorithms.feddu_adagrad import DoublyAdaptiveAdagrad, feddu_adagrad
 from fedfleet.algorithms.feddu_adam import DoublyAdaptiveAdam, feddu_adam
 from fedfleet.algorithms.fedexp import Extrapolated, fedexp
@@ -26,7 +25,6 @@ from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.tree import Tree
 from tests.algorithms.driver import run
 from tests.algorithms.problems import Quadratic, partial
-from tests.algorithms.test_identities import close, equal
 
 ROUNDING = 1e-12
 RANDOM = torch.Generator().manual_seed(5)
@@ -65,9 +63,6 @@ def same_path(first, second, tolerance=ROUNDING, deltas=DELTAS):
 
 
 # --- FedAvgM ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_no_server_momentum_is_fedavg(nesterov):
-    equal(fedavgm(server_lr=0.7, beta=0.0, nesterov=nesterov), fedavg(server_lr=0.7))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -271,9 +266,3 @@ def test_scaffolds_c_is_the_mean_of_all_c_i_whatever_the_server_does(method, rul
     result = run(method(rule, local="scaffold"), Quadratic(), *partial(rounds=10))
     for server, clients in zip(result.servers, result.clients, strict=True):
         alike(server.public.shared.flat, torch.stack([client.own.flat for client in clients]).mean(0))
-
-
-def test_no_pull_is_plain():
-    close(fedadam(local="prox", mu=0.0), fedadam())
-    cohorts, steps = partial()
-    close(fedadam(local="prox", mu=0.7), fedadam(), timetable=(cohorts, dict.fromkeys(steps, 1)))
