@@ -25,7 +25,7 @@ WATCHED = (
     *((wakeup.Listener, name) for name in ("wait", "done")),
     *((shared_memory.SharedMemory, name) for name in ("claim", "posted", "put")),
     *((worker_process.pickle, name) for name in ("loads", "dumps")),
-    *((accumulator.Accumulator, name) for name in ("__init__", "add_one", "end_block", "_four", "whole")),
+    *((accumulator.Accumulator, name) for name in ("__init__", "add_one", "end_block", "result")),
     *((worker, "stream"), (local_training.LocalTrainer, "alone"), (fused_chain.Chain, "_call")),
 )
 spent: dict[str, list[float]] = {}  # function -> seconds, calls

@@ -37,7 +37,7 @@ from ..kernels.library import COMPILED
 from ..kernels.operators import kernels
 from ..kernels.recorded_step import Proofs, StepRecorder
 from ..method_form.state_spec import StateSpec
-from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
+from ..reduction.accumulator import Accumulator, empty
 from ..reduction.tree import TaskResult
 from ..run_spec import RunSpec
 from ..state.row_files import RowFiles, StateLayout
@@ -83,9 +83,6 @@ def keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1
         libc.mallopt(mmap_threshold, 1 << 30)
         libc.mallopt(trim_threshold, 1 << 30)
-
-
-AnyAccumulator = Accumulator | AccumulatorByTarget
 
 
 class StreamedBatches:
@@ -138,7 +135,7 @@ class TaskUnderWay:
     trainer: LocalTrainer
     public: Any
     batches: TaskBatches
-    accumulator: AnyAccumulator
+    accumulator: Accumulator
     started: float
     unwritten: list[Callable[[RowFiles], np.ndarray]] = field(default_factory=list)
 
@@ -211,10 +208,7 @@ class Worker:
         batches = TaskBatches.of(self.draw(task), self.columns)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
-        if task.targets is None:
-            accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory, self.device)
-        else:
-            accumulator = AccumulatorByTarget(added_up, task.targets, task.cuts, self.memory, self.device)
+        accumulator = Accumulator(added_up, task.cuts, task.targets, self.kernels, self.memory, self.device)
         accumulator.times["data"] = stream_seconds
         return TaskUnderWay(task, trainer, public, batches, accumulator, started)
 
@@ -355,7 +349,7 @@ class Worker:
             self._write_states(under_way.accumulator, self.rows, write)
 
     def _write_states(
-        self, accumulator: AnyAccumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]
+        self, accumulator: Accumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]
     ) -> None:
         began = time.perf_counter()
         digests = write(rows)
@@ -365,7 +359,7 @@ class Worker:
 
     # --- messages ---------------------------------------------------------------------------------------------------
     def _staged(
-        self, result: LocalResult, task: TrainingTask, clients: slice | int, accumulator: AnyAccumulator
+        self, result: LocalResult, task: TrainingTask, clients: slice | int, accumulator: Accumulator
     ) -> LocalResult:
         """The result with those parts of the messages that are added up. If the run collects messages, they are written
         to rows, and only their facts are added up. clients: positions in the task, or one position."""

@@ -93,7 +93,7 @@ def test_no_method_waits(method, trainers):
     for trainer, public, client in trainers(method, Few()):
         block = pytree.tree_map(lambda leaf: leaf.expand(CLIENTS, *leaf.shape), client)
         for short in (False, True):
-            total = Accumulator(trainer.state_spec, 2, device=META)
+            total = Accumulator(trainer.state_spec, [CLIENTS, CLIENTS + 1], device=META)
             with torch.no_grad(), NoCopies() as watched:
                 result = trainer.train_block(public, block, STEPS, lambda k, short=short: columns(CLIENTS, short))
                 total.add_block(result, STEPS.numpy(), torch.ones(CLIENTS).numpy())

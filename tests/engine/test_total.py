@@ -55,7 +55,8 @@ def slow(blocks: list[list[tuple[dict[str, torch.Tensor], float]]]) -> list[np.n
 
 def quick(blocks: list[list[tuple[dict[str, torch.Tensor], float]]], kernels: str) -> Accumulator:
     state_spec = SimpleNamespace(message=blocks[0][0][0], weighted=[True, False])
-    total = Accumulator(state_spec, len(blocks), kernels)  # pyright: ignore[reportArgumentType]
+    cuts = list(itertools.accumulate(map(len, blocks)))
+    total = Accumulator(state_spec, cuts, kernels=kernels)  # pyright: ignore[reportArgumentType]
     for block in blocks:
         for number, (leaves, weight) in enumerate(block):
             total.add_one(outcome(leaves, number + 0.5), np.array([3]), np.array([weight]), only=len(block) == 1)
