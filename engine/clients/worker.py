@@ -29,8 +29,8 @@ from ..accelerators.transfer import to_device
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, leaves_messages_alone, trusted_examples
 from ..aggregation.vectors import vector_leaves, with_vector_leaves
-from ..cohorts.tasks import VERSIONS, Broadcast, TrainingTask
-from ..config.schema import Asynchronous, Local
+from ..cohorts.tasks import Broadcast, TrainingTask
+from ..config.schema import Local
 from ..fleet.planner import build_sampler
 from ..kernels.block_convolutions import parsed
 from ..kernels.library import COMPILED
@@ -168,8 +168,7 @@ class Worker:
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
         self.with_rms = build_sampler(run_spec).needs_rms
         self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
-        asynchronous = isinstance(run_spec.experiment.federation.pace, Asynchronous)
-        self.most_trainers = VERSIONS if asynchronous else 1
+        self.most_trainers = run_spec.experiment.federation.pace.versions
         self.proofs = Proofs()  # of recorded steps
         self.public: tuple[int, dict[int, tuple[int, Any]]] = (-1, {})
         """(version of the broadcast, place in it -> (round of the tasks that read it, public state))."""

@@ -19,10 +19,6 @@ from ..reduction.tree import TreeNode, TreeShape
 FEWEST_TASKS, MOST_TASKS = 20, 128
 """Limits of the number of tasks in a round with enough blocks. Each task costs a message as long as the model."""
 
-VERSIONS = 8
-"""The most versions of the model that workers of an asynchronous run have clients of at the same time."""
-
-
 BLOCKS, SUM_BYTES = 8, 1 << 22
 """The most blocks in a task of an asynchronous run, and the most bytes of their sums where it has more than one. Each
 block has a sum of its own, because its neighbours in the tree are often for other updates."""

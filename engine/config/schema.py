@@ -95,6 +95,9 @@ class Pace(Section):
     `notice`: when a client that is lost is noticed, `once` it is lost (default) or `never`, which needs a deadline.
     """
 
+    versions: ClassVar[int] = 1
+    """From how many versions of the model clients train at the same time."""
+
     name: Literal["rounds", "buffered", "fedasync"] = "rounds"
     select: float = Field(default=1.0, ge=1, le=LARGEST_COUNT)
     deadline: float | None = Field(default=None, gt=0)
@@ -142,6 +145,9 @@ class Asynchronous(Section):
     seconds, however many there are in flight.
     `gap`: of starts: rate, the virtual seconds, more than 0 (default 1).
     """
+
+    versions: ClassVar[int] = 8
+    """From how many versions of the model clients train at the same time, at most."""
 
     name: Literal["buffered", "fedasync"]
     buffer: int = Field(default=10, ge=1, le=LARGEST_COUNT)

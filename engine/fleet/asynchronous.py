@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Known
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
-from ..cohorts.samplers import norm_weights
 from ..config.schema import Asynchronous, Federation, part_name
 from ..errors import ConfigError
 from ..memory import available_memory
@@ -20,7 +19,20 @@ from ..method_form.state_spec import StateSpec, traffic_columns
 from ..run_spec import RunSpec
 from .contract import DeviceNumbers, Devices
 from .fleet import Fleet
-from .planner import LOST, STALE, USED, PlanState, Probe, RoundPlan, RoundPlanner, check_weights_by_steps, none_of
+from .planner import (
+    LOST,
+    STALE,
+    USED,
+    Planner,
+    PlanState,
+    Probe,
+    RoundPlanner,
+    Update,
+    build_sampler,
+    check_rounds,
+    check_weights_by_steps,
+    none_of,
+)
 from .timeline import UNUSED, Job, Timeline, staleness_weight
 
 
@@ -52,8 +64,8 @@ class Weight(NamedTuple):
     added: float
 
 
-class AsynchronousPlanner(RoundPlanner):
-    """Plans updates instead of rounds: which clients' results an update uses follows from the timeline."""
+class AsynchronousPlanner(Planner):
+    """Plans updates whose results come from several versions, as the timeline says."""
 
     def __init__(self, run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> None:
         super().__init__(run_spec, state_spec, client_index, block)
@@ -69,7 +81,6 @@ class AsynchronousPlanner(RoundPlanner):
             numbers = devices.numbers(self.seed, everyone, 0)
             remembered = RememberedDevices(devices.unit, numbers, devices.limits_memory)
             self.fleet.parts = self.fleet.parts._replace(devices=remembered)
-        self.method = run_spec.method()
         self.restart()
 
     def restart(self) -> None:
@@ -84,37 +95,38 @@ class AsynchronousPlanner(RoundPlanner):
         self.restart()
         return PlanState({}, {"seconds": np.zeros(1)})
 
-    def after_warm_start(self, state: PlanState, method: Algorithm, x: Tree) -> PlanState:
-        return state  # the clock starts with the first dispatch
-
-    def ahead(self, number: int) -> None:
-        pass
-
-    def plan(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> RoundPlan:
-        """The plan of an update: the clients of its results in the order of the buffer, and no tasks, since jobs may
-        have run before."""
-        update = self.timeline.update(number)
-        clients = np.array([job.client for job in update.jobs], dtype=np.int64)
-        weights, staleness = self.weights(number).values(), [job.staleness for job in update.jobs]
+    def update(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> Update:
+        buffer = self.timeline.update(number)
+        clients = np.array([job.client for job in buffer.jobs], dtype=np.int64)
+        weights, staleness = self.weights(number).values(), [job.staleness for job in buffer.jobs]
         columns = {
-            **traffic_columns(self.state_spec, update.counts.dispatched, update.counts.arrivals),
-            "system/clock": update.clock,
-            "system/seconds": update.clock - state.seconds,
-            "system/waited": update.counts.waited,
-            "system/wasted": sum(job.end - job.start for job in update.unused),
-            "client/selected": float(update.counts.dispatched),
-            "client/lost": float(update.counts.lost),
-            "client/eligible": float(self._eligible(update.clock)),
-            "comm/bytes_wasted": len(update.unused) * self.traffic.down + update.counts.discarded * self.traffic.up,
+            **traffic_columns(self.state_spec, buffer.counts.dispatched, buffer.counts.arrivals),
+            "system/clock": buffer.clock,
+            "system/seconds": buffer.clock - state.seconds,
+            "system/waited": buffer.counts.waited,
+            "system/wasted": sum(job.end - job.start for job in buffer.unused),
+            "client/selected": float(buffer.counts.dispatched),
+            "client/lost": float(buffer.counts.lost),
+            "client/eligible": float(self._eligible(buffer.clock)),
+            "comm/bytes_wasted": len(buffer.unused) * self.traffic.down + buffer.counts.discarded * self.traffic.up,
             "async/staleness": float(np.mean(staleness)),
             "async/staleness_max": float(max(staleness)),
             "async/weight": sum(weight.mixed for weight in weights) / sum(weight.own for weight in weights),
-            "async/flight": float(update.flight),
-            "async/versions": float(update.versions),
-            "async/discarded": float(update.counts.discarded),
+            "async/flight": float(buffer.flight),
+            "async/versions": float(buffer.versions),
+            "async/discarded": float(buffer.counts.discarded),
         }
-        visits = columns_of([*update.jobs, *update.unused])
-        return RoundPlan(clients, [], update.counts.dispatched, columns=columns, clock=update.clock, visits=visits)
+        visits = columns_of([*buffer.jobs, *buffer.unused])
+        order, added = np.argsort(clients, kind="stable"), np.array([weight.added for weight in weights])
+        return Update(
+            clients[order],
+            buffer.counts.dispatched,
+            added[order],
+            jobs=buffer.jobs,
+            columns=columns,
+            clock=buffer.clock,
+            visits=visits,
+        )
 
     def _eligible(self, t: float) -> int:
         """How many clients are online at time t and have enough memory."""
@@ -122,44 +134,28 @@ class AsynchronousPlanner(RoundPlanner):
         eligible = self.fleet.eligible(t)
         return self.federation.clients if eligible is None else len(eligible)
 
-    def told(self, state: PlanState, plan: RoundPlan, found: Mapping[str, np.ndarray]) -> PlanState:
-        return state if plan.clock is None else PlanState({}, {"seconds": np.array([plan.clock])})
+    def after(self, state: PlanState, update: Update, found: Mapping[str, np.ndarray]) -> PlanState:
+        return state if update.clock is None else PlanState({}, {"seconds": np.array([update.clock])})
 
     def weights(self, number: int) -> dict[Job, Weight]:
         """The weights of the results of an update, in the order of its buffer."""
         if number not in self.known:
             jobs = self.timeline.update(number).jobs
-            sizes = self.client_index.sizes_of(np.array([job.client for job in jobs], dtype=np.int64))
-            steps = np.array([job.steps for job in jobs], dtype=np.int64)
-            own = np.ones(len(jobs))
-            if self.federation.weights == "examples" and self.method.weighted:
-                own = sizes * (len(jobs) / float(sizes.sum()))
-            added = own if self.method.local_norms(1) is None else self._by_steps(jobs, own, steps)
+            clients, steps, versions = (
+                np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in ("client", "steps", "version")
+            )
+            own = added = self._client_weights(clients)
+            if self.method.local_norms(1) is not None:
+                added = self._by_steps(clients, own, steps, versions)
             stale = np.array([staleness_weight(self.settings, job.staleness) for job in jobs])
             mixed = stale * self.settings.mix
             columns = zip(*(each.tolist() for each in (own, own * stale, own * mixed, added * mixed)), strict=True)
             self.known[number] = {job: Weight(*weights) for job, weights in zip(jobs, columns, strict=True)}
         return self.known[number]
 
-    def _by_steps(self, jobs: Sequence[Job], weights: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """(M,) the weights of results for a method that weighs clients by their local steps. weights: (M,) without
-        that. steps: (M,) of each job, which counts as the method did that it ran by."""
-        versions = np.array([job.version for job in jobs])
-        own, effective = np.zeros(len(jobs)), np.zeros(len(jobs))
-        for version in np.unique(versions).tolist():
-            those = versions == version
-            norms = self._method_of(version).local_norms(int(steps[those].max()))
-            assert norms is not None
-            own[those], effective[those] = (np.array(each)[steps[those] - 1] for each in norms)
-        used = np.array([job.client not in self.federation.without for job in jobs])
-        return norm_weights(own, effective, weights, used)
-
     def _method_of(self, version: int) -> Algorithm:
-        """The method by which the jobs of a version run."""
-        if not self.run_spec.method_has_schedule:
-            return self.method
         if version not in self.methods:
-            self.methods[version] = self.run_spec.method(version + 1)
+            self.methods[version] = super()._method_of(version)
         return self.methods[version]
 
     def forget(self, version: int) -> None:
@@ -184,18 +180,24 @@ def columns_of(jobs: list[Job]) -> dict[str, np.ndarray]:
     }
 
 
-def planner_of(run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> RoundPlanner:
+def planner_of(run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> Planner:
     """The planner of a run. block: the number of clients in a block."""
-    asynchronous = isinstance(run_spec.experiment.federation.pace, Asynchronous)
-    return (AsynchronousPlanner if asynchronous else RoundPlanner)(run_spec, state_spec, client_index, block)
+    several = run_spec.experiment.federation.pace.versions > 1
+    return (AsynchronousPlanner if several else RoundPlanner)(run_spec, state_spec, client_index, block)
+
+
+def check_planning(run_spec: RunSpec, state_spec: StateSpec) -> None:
+    """Raise ConfigError for a sampler, a pace or a fleet that does not fit the run. state_spec: of its method."""
+    check = check_asynchronous if run_spec.experiment.federation.pace.versions > 1 else check_rounds
+    check(run_spec, state_spec)
 
 
 def check_asynchronous(run_spec: RunSpec, state_spec: StateSpec) -> None:
     """Raise ConfigError for an asynchronous run whose parts do not go together."""
     experiment, federation = run_spec.experiment, run_spec.experiment.federation
     pace = federation.pace
-    if not isinstance(pace, Asynchronous):
-        return
+    assert isinstance(pace, Asynchronous)
+    build_sampler(run_spec)
     if experiment.systems is None:
         raise ConfigError(f"federation.pace: {pace.name} needs a virtual clock, got no systems; add systems: {{}}")
     if experiment.systems.server:

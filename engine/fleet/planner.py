@@ -1,4 +1,4 @@
-"""The plan of a round: who is drawn, who is used when the round ends, and how the messages are weighted.
+"""Plans the updates of the server: whose results one uses, when it is made, and how the messages are weighted.
 
 Without a section `systems` the clients that are drawn are those that are used. With it, they are those that arrive in
 time on the virtual clock. Everything that decides who is used is known before anything is trained, so that the engine
@@ -8,6 +8,7 @@ runs only clients whose results are used, and the record says what the others wo
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -16,15 +17,16 @@ import numpy as np
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
-from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler
+from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler, norm_weights
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
-from ..config.schema import Asynchronous, Federation, Local, Pace, part_name
+from ..config.schema import Federation, Local, Pace, part_name
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
 from ..user_code import plugin_errors
 from .fleet import Fleet, Traffic, Visits, transfer_seconds
+from .timeline import Job
 
 Probe = Callable[[np.ndarray, "int | None"], np.ndarray]
 """(clients (c,), rows of each or None for all) -> (c,) losses of the model on their rows."""
@@ -48,55 +50,122 @@ class PlanState(NamedTuple):
         return float(self.clock["seconds"][0]) if self.clock else 0.0
 
 
-class RoundPlan(NamedTuple):
-    """A round that is to be run."""
+class Update(NamedTuple):
+    """An update of the server. A synchronous round is one whose results all come from the newest version of the
+    model."""
 
-    clients: np.ndarray  # (S,) those that are used, ascending
-    tasks: list[ClientTask]
+    clients: np.ndarray  # (S,) whose results are used, ascending in a synchronous round
     selected: int  # how many receive the broadcast
+    weights: np.ndarray  # (S,) with which the messages are added
+    divided: np.ndarray | None = None  # (S,) whose sum is the divisor; None for that of `weights`
+    divisor: float | None = None  # of the weighted sum, in place of a sum of weights
+    from_sampler: bool = False  # whether the weights are the sampler's
+    tasks: list[ClientTask] = []  # noqa: RUF012 that are to be run; none in an asynchronous run
+    jobs: list[Job] = []  # noqa: RUF012 of an asynchronous run: those of the clients, which may have run before
     steps: np.ndarray | None = None  # (S,) local steps where any client takes fewer than all; else None
-    weights: np.ndarray | None = None  # (S,) of the messages; None for the federation's own
-    divisor: float | None = None  # of the weighted sum; None for the sum of the weights
-    skipped: bool = False  # whether the round is empty and the server's state stays as it is
+    skipped: bool = False  # whether the update is empty and the server's state stays as it is
     columns: Mapping[str, float] = {}  # for the record
-    clock: float | None = None  # at the end of the round
+    clock: float | None = None  # at which it is made
     drawn: tuple[Ask, Draw] | None = None  # what the sampler gave
     visits: Mapping[str, np.ndarray] = {}  # with a virtual clock: columns by name, see `visit_columns`
 
 
-class RoundPlanner:
-    """Plans the rounds of a run. Its state is passed in and returned."""
+class Planner(ABC):
+    """Plans the updates of a run. Its state is passed in and returned."""
 
     def __init__(self, run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> None:
         """block: the number of clients in a block."""
         experiment = run_spec.experiment
         self.run_spec, self.federation, self.client_index = run_spec, experiment.federation, client_index
-        pace = experiment.federation.pace
-        self.pace = pace if isinstance(pace, Pace) else Pace()  # an asynchronous run has a planner of its own
-        self.block, self.seed = block, experiment.seed
-        self.sampler = build_sampler(run_spec)
+        self.block, self.seed, self.method = block, experiment.seed, run_spec.method()
         self.fleet = Fleet.of(run_spec, state_spec, client_index)
         self.traffic = Traffic.of(state_spec)
         self.cohorts = CohortSampler(experiment.seed, experiment.federation, client_index, block)
+
+    @abstractmethod
+    def start(self) -> PlanState:
+        """The state before the first update."""
+
+    @abstractmethod
+    def update(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> Update:
+        """The plan of an update. number: from 1. visited: (N,) how often each client has taken part."""
+
+    @abstractmethod
+    def after(self, state: PlanState, update: Update, found: Mapping[str, np.ndarray]) -> PlanState:
+        """The state after an update. found: columns (c,) of the clients whose results were used, by name: `id`, `loss`,
+        and `rms` if the sampler needs it."""
+
+    def ahead(self, number: int) -> None:
+        """Prepare the update with this number while workers train for the one before, where it needs nothing that is
+        learned there."""
+
+    def everyone(self) -> Update:
+        """The pass over all clients that some methods begin with."""
+        clients, tasks = self.cohorts.all_clients()
+        return self._weighted(Update(clients, len(clients), self._client_weights(clients), tasks=tasks), 0)
+
+    def after_warm_start(self, state: PlanState, method: Algorithm, x: Tree) -> PlanState:
+        """The state after that pass. method: of the pass. x: the model."""
+        return state
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+    def _client_weights(self, clients: np.ndarray) -> np.ndarray:
+        """(S,) the federation's weights of these clients, whose sum is S but for rounding."""
+        if not self.method.weighted or self.federation.weights == "uniform" or not len(clients):
+            return np.ones(len(clients))
+        sizes = self.client_index.sizes_of(clients)
+        return sizes * (len(clients) / float(sizes.sum()))
+
+    def _weighted(self, update: Update, version: int) -> Update:
+        """The update with the weights that the method gives clients by their local steps. version: of all jobs."""
+        if not len(update.clients) or self.method.local_norms(1) is None:
+            return update
+        steps = update.steps
+        if steps is None:
+            steps = steps_of(self.client_index.sizes_of(update.clients), self.federation.local)
+        versions = np.full(len(steps), version)
+        weights = self._by_steps(update.clients, update.weights, steps, versions)
+        return update._replace(weights=weights, divided=update.weights)
+
+    def _by_steps(
+        self, clients: np.ndarray, weights: np.ndarray, steps: np.ndarray, versions: np.ndarray
+    ) -> np.ndarray:
+        """(S,) the weights of results for a method that weighs clients by their local steps, which count as the method
+        does that a job ran by. weights: (S,) without that. steps, versions: (S,) of each job."""
+        own, effective = np.zeros(len(steps)), np.zeros(len(steps))
+        for version in np.unique(versions).tolist():
+            those = versions == version
+            norms = self._method_of(version).local_norms(int(steps[those].max()))
+            assert norms is not None
+            own[those], effective[those] = (np.array(each)[steps[those] - 1] for each in norms)
+        return norm_weights(own, effective, weights, ~np.isin(clients, self.federation.without))
+
+    def _method_of(self, version: int) -> Algorithm:
+        """The method by which the jobs of a version run."""
+        if not self.run_spec.method_has_schedule:
+            return self.method
+        return self.run_spec.method(version + 1)
+
+
+class RoundPlanner(Planner):
+    """Plans synchronous rounds, whose clients are drawn by a sampler."""
+
+    def __init__(self, run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> None:
+        super().__init__(run_spec, state_spec, client_index, block)
+        assert isinstance(self.federation.pace, Pace)
+        self.pace, self.sampler = self.federation.pace, build_sampler(run_spec)
         alone = isinstance(self.sampler, UniformSampler) and self.federation.mean != "unbiased"
         self.plain = self.fleet is None and alone
 
     def start(self) -> PlanState:
-        """The state before round 1."""
         return first_plan_state(self.sampler, self.federation, self.fleet is not None)
 
     def ahead(self, number: int) -> None:
-        """Prepare round `number` while the round before is running, where it needs nothing that is learned there."""
         if self.plain:
             self.cohorts.cohort(number)
 
-    def everyone(self) -> RoundPlan:
-        """The pass over all clients that some methods begin with."""
-        clients, tasks = self.cohorts.all_clients()
-        return RoundPlan(clients, tasks, len(clients))
-
     def after_warm_start(self, state: PlanState, method: Algorithm, x: Tree) -> PlanState:
-        """The state after that pass: it takes as long as the slowest client, all of whom have to be there."""
+        """The pass takes as long as the slowest client, all of whom have to be there."""
         if self.fleet is None:
             return state
         local, traffic = Local(epochs=1, batch=self.federation.local.batch), Traffic.of(StateSpec(method, x))
@@ -109,11 +178,11 @@ class RoundPlanner:
         return state._replace(clock={"seconds": state.clock["seconds"] + seconds.max()})
 
     # --- a round ------------------------------------------------------------------------------------------------------
-    def plan(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> RoundPlan:
-        """The plan of round `number`. visited: (N,) how often each client has taken part."""
+    def update(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> Update:
         if self.plain:
             clients, tasks = self.cohorts.cohort(number)
-            return RoundPlan(clients, tasks, len(clients))
+            update = Update(clients, len(clients), self._client_weights(clients), tasks=tasks)
+            return self._weighted(update, number - 1)
         begin, eligible = state.seconds, None
         if self.fleet is not None:
             begin = self.fleet.first_time(begin, self.pace.least)
@@ -121,16 +190,16 @@ class RoundPlanner:
         probed = Probed(probe)
         ask = self._ask(number, eligible, visited, begin, probed)
         draw = self.sampler.draw(state.sampler, ask)
-        plan = RoundPlan(draw.clients, [], len(draw.clients), columns=draw.columns, drawn=(ask, draw))
+        update = Update(draw.clients, len(draw.clients), np.ones(0), columns=draw.columns, drawn=(ask, draw))
         if self.fleet is not None:
-            plan = self._timed(plan, ask, draw, visited, begin, begin - state.seconds, probed)
-        weights, divisor = self._weights(ask, draw, plan.clients)
-        empty = not len(plan.clients)
+            update = self._timed(update, ask, draw, visited, begin, begin - state.seconds, probed)
+        empty = not len(update.clients)
         step = isinstance(self.sampler, PoissonSampler) and self.sampler.empty == "step"
-        sizes = self.client_index.sizes_of(plan.clients)
-        tasks = [] if empty else plan_tasks(plan.clients, sizes, self.federation.local, self.block, plan.steps)
-        columns = {**plan.columns, **self._probe_columns(ask, probed)}
-        return plan._replace(tasks=tasks, weights=weights, divisor=divisor, skipped=empty and not step, columns=columns)
+        sizes = self.client_index.sizes_of(update.clients)
+        tasks = [] if empty else plan_tasks(update.clients, sizes, self.federation.local, self.block, update.steps)
+        columns = {**update.columns, **self._probe_columns(ask, probed)}
+        update = update._replace(tasks=tasks, skipped=empty and not step, columns=columns)
+        return self._weighted(self._with_draw_weights(update, ask, draw), number - 1)
 
     def _ask(self, number: int, eligible: np.ndarray | None, visited: np.ndarray, begin: float, probe: Probe) -> Ask:
         federation, sizes = self.federation, self.client_index.sizes
@@ -150,9 +219,9 @@ class RoundPlanner:
         )
 
     def _timed(
-        self, plan: RoundPlan, ask: Ask, draw: Draw, visited: np.ndarray, begin: float, waited: float, probed: Probed
-    ) -> RoundPlan:
-        """The plan with the clients that arrive in time. begin: the clock after waiting for eligible clients."""
+        self, update: Update, ask: Ask, draw: Draw, visited: np.ndarray, begin: float, waited: float, probed: Probed
+    ) -> Update:
+        """The update with the clients that arrive in time. begin: the clock after waiting for eligible clients."""
         assert self.fleet is not None
         asked = np.concatenate([draw.clients, draw.spares])
         spare = np.arange(len(asked)) >= len(draw.clients)
@@ -185,11 +254,11 @@ class RoundPlanner:
             "client/eligible": float(ask.clients if ask.eligible is None else len(ask.eligible)),
             "comm/bytes_wasted": float(len(others) * self.traffic.down),
         }
-        return plan._replace(
+        return update._replace(
             clients=asked[used],
             selected=len(asked),
             steps=None if np.array_equal(steps, full) else steps,
-            columns={**plan.columns, **columns},
+            columns={**update.columns, **columns},
             clock=clock,
             visits=visit_columns(asked, ~spare, visits, (begin + before, length), used, ask.number - 1),
         )
@@ -208,19 +277,21 @@ class RoundPlanner:
                 f"{transfers.min():.3g} virtual seconds for its transfers alone, got {deadline:g}; raise it"
             )
 
-    def _weights(self, ask: Ask, draw: Draw, used: np.ndarray) -> tuple[np.ndarray | None, float | None]:
-        """((S,) weights of the clients that are used, divisor); None for the federation's own, see `RoundPlan`."""
-        unbiased = self.federation.mean == "unbiased"
-        if draw.weights is None and not unbiased:
-            return None, None
+    def _with_draw_weights(self, update: Update, ask: Ask, draw: Draw) -> Update:
+        """The update with the weights of its clients: the sampler's, or what makes the mean unbiased, or the
+        federation's own."""
+        unbiased, used = self.federation.mean == "unbiased", update.clients
+        if not self.method.weighted or not len(used) or (draw.weights is None and not unbiased):
+            return update._replace(weights=self._client_weights(used))
         if draw.weights is None:
             candidates = ask.candidates
             weights = len(candidates) * ask.shares_of(candidates)
-            return weights[np.searchsorted(candidates, used)], float(len(draw.clients))
-        divisor = draw.divisor if self.federation.mean != "normalised" else None
-        if unbiased and divisor is None:
-            divisor = float(ask.size)
-        return draw.weights[used], divisor
+            weights, divisor = weights[np.searchsorted(candidates, used)], float(len(draw.clients))
+        else:
+            weights, divisor = draw.weights[used], draw.divisor if self.federation.mean != "normalised" else None
+            if unbiased and divisor is None:
+                divisor = float(ask.size)
+        return update._replace(weights=weights, divisor=divisor, from_sampler=True)
 
     def _probe_columns(self, ask: Ask, probed: Probed) -> dict[str, float]:
         """The columns of the candidates that said their loss and were not drawn: those that were have the model."""
@@ -229,17 +300,15 @@ class RoundPlanner:
         beyond = max(0, len(probed.asked) - ask.size)
         return {"comm/bytes_probe": beyond * self.traffic.down + 4.0 * len(probed.asked)}
 
-    def told(self, state: PlanState, plan: RoundPlan, found: Mapping[str, np.ndarray]) -> PlanState:
-        """The state after a round. found: columns (c,) of the clients whose results were used, by name: `id`, `loss`,
-        and `rms` if the sampler needs it."""
-        if plan.drawn is None:
+    def after(self, state: PlanState, update: Update, found: Mapping[str, np.ndarray]) -> PlanState:
+        if update.drawn is None:
             return state
-        order, visits = np.argsort(found["id"]), plan.visits
+        order, visits = np.argsort(found["id"]), update.visits
         clients, loss, rms = (found[name][order] if name in found else np.zeros(0) for name in ("id", "loss", "rms"))
         late = np.sort(visits["id"][visits["status"] == LATE]) if visits else NOBODY
-        ask, draw = plan.drawn
+        ask, draw = update.drawn
         sampler = self.sampler.told(state.sampler, ask, draw, Feedback(clients, loss, rms, late))
-        clock = state.clock if plan.clock is None else {"seconds": np.array([plan.clock])}
+        clock = state.clock if update.clock is None else {"seconds": np.array([update.clock])}
         return PlanState(in_order(sampler), clock)
 
 
@@ -333,12 +402,11 @@ def build_sampler(run_spec: RunSpec) -> Sampler:
     return sampler
 
 
-def check_planning(run_spec: RunSpec) -> None:
-    """Raise ConfigError for a sampler, a pace or a fleet that does not fit the run."""
+def check_rounds(run_spec: RunSpec, state_spec: StateSpec) -> None:
+    """Raise ConfigError for a sampler, a pace or a fleet that does not fit a run of synchronous rounds."""
     experiment, federation = run_spec.experiment, run_spec.experiment.federation
     sampler, pace = build_sampler(run_spec), federation.pace
-    if isinstance(pace, Asynchronous):
-        return
+    assert isinstance(pace, Pace)
     called = part_name(federation.sampler)
     if sampler.needs_rms and experiment.engine.kernels == "chain":
         raise ConfigError(
@@ -365,7 +433,7 @@ def check_planning(run_spec: RunSpec) -> None:
         if experiment.evaluate.seconds is not None:
             raise ConfigError("evaluate.seconds needs a virtual clock, got no systems; add systems: {}")
     else:
-        Fleet.of(run_spec, StateSpec(run_spec.method(), run_spec.initial_model()), none_of(federation.clients))
+        Fleet.of(run_spec, state_spec, none_of(federation.clients))
     spares = math.ceil(round(pace.select * federation.cohort, 9)) - federation.cohort
     if spares and not sampler.gives_spares:
         raise ConfigError(f"federation.pace.select must be 1 with sampler {called}, got {pace.select}; lower it")

@@ -77,10 +77,10 @@ class Counts:
     waited: float = 0.0
 
 
-class Update(NamedTuple):
-    """One update of the server. jobs: of its buffer, in order. clock: when it happens. flight: the number of jobs in
-    flight then; versions: the number of versions that these began from. unused: the jobs that were lost or discarded
-    since the update before."""
+class Buffer(NamedTuple):
+    """The results of one update of the server. jobs: in the order of their arrival. clock: when the update happens.
+    flight: the number of jobs in flight then; versions: the number of versions that these began from. unused: the jobs
+    that were lost or discarded since the update before."""
 
     jobs: list[Job]
     clock: float
@@ -115,7 +115,7 @@ class Timeline:
         self.excluded: list[int] = []  # the clients in `flight` or `asked`, ascending
         self.visits: dict[int, int] = defaultdict(int)
         self.newest: dict[int, Job] = {}  # client -> its last job that an update uses
-        self.updates: dict[int, Update] = {}
+        self.updates: dict[int, Buffer] = {}
         self.jobs: dict[int, list[Job]] = defaultdict(list)  # version -> jobs that were dispatched from it
         self.open: dict[int, int] = defaultdict(int)  # version -> its jobs that have no target yet
         self.counts = Counts()
@@ -130,7 +130,7 @@ class Timeline:
             self._refill()
 
     # --- what is asked for ------------------------------------------------------------------------------------------
-    def update(self, number: int) -> Update:
+    def update(self, number: int) -> Buffer:
         """The update with this number, from 1. Raises ConfigError if the run cannot go on to it."""
         while self.version < number:
             if not self._step():
@@ -241,7 +241,7 @@ class Timeline:
             self.excluded = sorted(self.flight)
         versions = len({job.version for job in self.flight.values()})
         numbers = self.counts, len(self.flight), versions
-        self.updates[self.version] = Update(self.buffer, self.clock, *numbers, self.unused)
+        self.updates[self.version] = Buffer(self.buffer, self.clock, *numbers, self.unused)
         self.buffer, self.counts, self.unused = [], Counts(), []
 
     # --- dispatches -------------------------------------------------------------------------------------------------

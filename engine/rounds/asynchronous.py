@@ -28,7 +28,6 @@ from ...algorithms.contract import Algorithm, Round, Server
 from ..aggregation.stage import Aggregated, StageState
 from ..cohorts.tasks import (
     MOST_TASKS,
-    VERSIONS,
     Broadcast,
     ClientTask,
     TrainingTask,
@@ -39,7 +38,7 @@ from ..cohorts.tasks import (
 from ..config.schema import Asynchronous
 from ..errors import ClientFailed
 from ..fleet.asynchronous import AsynchronousPlanner
-from ..fleet.planner import PlanState, RoundPlan
+from ..fleet.planner import PlanState, Update
 from ..fleet.timeline import UNUSED, Job, Timeline
 from ..method_form.state_spec import StateSpec
 from ..records.history import Record
@@ -160,11 +159,11 @@ class AsynchronousDriver(Driver):
 
     # --- an update ----------------------------------------------------------------------------------------------------
     def _train(
-        self, method: Algorithm, state_spec: StateSpec, number: int, plan: RoundPlan
+        self, method: Algorithm, state_spec: StateSpec, number: int, update: Update
     ) -> tuple[Aggregated, RoundTotals, Round]:
         if number == 0:
-            return super()._train(method, state_spec, number, plan)
-        update, waiting = self.timeline.update(number), self.waiting
+            return super()._train(method, state_spec, number, update)
+        waiting = self.waiting
         self._publish(method)
         removed = {job for job in update.jobs if job.client in self.removed}
         waiting.dropped |= removed
@@ -173,7 +172,7 @@ class AsynchronousDriver(Driver):
         if not used and len(removed) == len(update.jobs):
             return self._nothing(state_spec, number, removed)
         if not used:
-            clients = tuple(plan.clients.tolist())
+            clients = tuple(job.client for job in update.jobs)
             raise ClientFailed(number, clients, "no client of the update is left, see the log", "workers")
         began = time.perf_counter()
         leaves, facts = self._sum(number, state_spec, used)
@@ -271,7 +270,7 @@ class AsynchronousDriver(Driver):
             for place, (begin, end) in enumerate(zip((0, *task.cuts), task.cuts, strict=False)):
                 own = [jobs[position] for position in task.clients[begin:end].tolist()]
                 if targets := [job.target or 0 for job in own if self._is_ahead(job)]:
-                    due = min(*targets, version + VERSIONS - 2)  # late enough, but the version must give way to others
+                    due = min(*targets, version + self.pace.versions - 2)  # late enough, but the version must give way to others
                     found.append(Block(due, (task.index << depth) + place, own))
         return found
 
@@ -357,7 +356,7 @@ class AsynchronousDriver(Driver):
         versions, leaves = running.versions, self.waiting.broadcasts[version]
         if version in versions:
             return versions.index(version)
-        if len(versions) < VERSIONS:
+        if len(versions) < self.pace.versions:
             versions.append(version)
             running.broadcast.leaves.extend(leaves)
             return len(versions) - 1
@@ -546,5 +545,5 @@ def without_repeats(jobs: list[Job]) -> list[list[Job]]:
 
 def driver_of(run_spec: RunSpec, data: DataSummary) -> Driver:
     """The driver of a run."""
-    asynchronous = isinstance(run_spec.experiment.federation.pace, Asynchronous)
-    return (AsynchronousDriver if asynchronous else Driver)(run_spec, data)
+    several = run_spec.experiment.federation.pace.versions > 1
+    return (AsynchronousDriver if several else Driver)(run_spec, data)

@@ -26,12 +26,11 @@ from ..aggregation.planning import largest_cohort, row_files
 from ..aggregation.stage import Aggregated, StageRunner, StageState
 from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory
-from ..cohorts.samplers import norm_weights
-from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_shape
+from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, tree_shape
 from ..config.network import wider_than
 from ..errors import BlockTooLarge, ClientFailed, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..fleet.asynchronous import planner_of
-from ..fleet.planner import PlanState, RoundPlan, RoundPlanner
+from ..fleet.planner import Planner, PlanState, Update
 from ..memory import available_memory
 from ..method_form.state_spec import StateSpec, traffic_columns
 from ..planning.execution_plan import write_plan
@@ -220,16 +219,16 @@ class Driver:
         if method is None:
             return {}
         started = self.pool.clock()
-        plan, state_spec = self.planner.everyone(), StateSpec(method, self.model())
-        mean, totals, round = self._train(method, state_spec, 0, plan)
+        everyone, state_spec = self.planner.everyone(), StateSpec(method, self.model())
+        mean, totals, round = self._train(method, state_spec, 0, everyone)
         mean = mean.mean
         with plugin_errors("before round 1: the method's step on the server raised", MethodFailed):
             self.server = method.server_update(self.server, mean, round)
-        self.table.commit(totals.digests(plan.clients), totals.dropped)
+        self.table.commit(totals.digests(everyone.clients), totals.dropped)
         self.plan_state = self.planner.after_warm_start(self.plan_state, method, self.model())
         gradients = {"client/gradients": totals.facts["gradients"]}
         return {
-            **traffic_columns(state_spec, plan.selected),
+            **traffic_columns(state_spec, everyone.selected),
             **gradients,
             "time/seconds": self.pool.clock() - started,
         }
@@ -244,12 +243,12 @@ class Driver:
         started, number = self.pool.clock(), self.round + 1
         if self.run_spec.method_has_schedule:
             self.method = self.run_spec.method(number)
-        plan = self.planner.plan(number, self.plan_state, self.visits, partial(self._losses, number))
-        planned, sampled = self.pool.clock() - started, plan.clients
-        aggregated, totals, round = self._train(self.method, self.state_spec, number, plan)
+        update = self.planner.update(number, self.plan_state, self.visits, partial(self._losses, number))
+        planned, sampled = self.pool.clock() - started, update.clients
+        aggregated, totals, round = self._train(self.method, self.state_spec, number, update)
         trained, mean, count = self.pool.clock(), aggregated.mean, round.cohort
         # A cohort that is left out as a whole leaves the server as it was; a private one still releases its noise.
-        skipped = plan.skipped or (len(sampled) > 0 and not count and self.run_spec.privacy is None)
+        skipped = update.skipped or (len(sampled) > 0 and not count and self.run_spec.privacy is None)
         if self.run_spec.privacy is not None:  # the number of clients that were drawn depends on who there is
             round = round._replace(cohort=self.federation.cohort)
         with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
@@ -267,9 +266,9 @@ class Driver:
         record = {
             "round": number,
             **totals.record(count, trained - started, self.workers),
-            **traffic_columns(self.state_spec, plan.selected, count),
-            **plan.columns,
-            **({"time/probe": planned} if "comm/bytes_probe" in plan.columns else {}),
+            **traffic_columns(self.state_spec, update.selected, count),
+            **update.columns,
+            **({"time/probe": planned} if "comm/bytes_probe" in update.columns else {}),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in metrics.items()},
             **aggregated.columns,
@@ -277,7 +276,7 @@ class Driver:
             "time/server": updated - trained,
             **self.pool.facts(),
         }
-        plan_state = self.planner.told(self.plan_state, plan, totals.clients)
+        plan_state = self.planner.after(self.plan_state, update, totals.clients)
         if self._evaluates(number, plan_state):
             record.update(self._evaluate(model))
             record["time/evaluate"] = self.pool.clock() - updated
@@ -286,7 +285,7 @@ class Driver:
             record[column] += value
         self._commit(server, aggregated.state, plan_state, sampled, totals, record)
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
-            write_clients(self.run_spec.directory, number, totals.clients, plan.visits)
+            write_clients(self.run_spec.directory, number, totals.clients, update.visits)
         return record
 
     def _round(self, number: int, cohort: int) -> Round:
@@ -308,20 +307,18 @@ class Driver:
         self.consistent = True
 
     def _train(
-        self, method: Algorithm, state_spec: StateSpec, number: int, plan: RoundPlan
+        self, method: Algorithm, state_spec: StateSpec, number: int, update: Update
     ) -> tuple[Aggregated, RoundTotals, Round]:
-        """Have the workers train the clients of a plan. Returns (the mean message, or what the rule of aggregation
+        """Have the workers train the clients of an update. Returns (the mean message, or what the rule of aggregation
         gives in its place; the totals of the round; the round).
 
         method: with its settings of this round. number: the round, 0 for the pass over all clients. Raises ClientFailed
         if all clients were dropped.
         """
-        sampled, tasks = plan.clients, plan.tasks
+        sampled, weights, when = update.clients, update.weights, (number, number == 0)
         read, write = self.table.reserve(sampled)
-        weights, given = self._weights(plan)
-        divisor, plain, weights = given, weights, self._by_steps(weights, plan)
         columns = (self.visits[sampled], weights, read, write)
-        training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns, plan.steps) for task in tasks]
+        training_tasks = [TrainingTask.of(task, when, sampled, columns, update.steps) for task in update.tasks]
         training_tasks, silent = self.stage.without_silent(training_tasks, number)
         if any(len(task.clients) for task in training_tasks):
             totals = self._run("train", training_tasks, method.broadcast(self.server), partial(self._prepare, number))
@@ -334,46 +331,23 @@ class Driver:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
             )
-        if divisor is None and weights is not plain:
-            divisor = float(plain[~np.isin(sampled, totals.dropped)].sum())
+        divisor = update.divisor
+        if divisor is None and update.divided is not None:
+            divisor = float(update.divided[~np.isin(sampled, totals.dropped)].sum())
         if divisor is not None:
             totals = totals._replace(facts={**totals.facts, "divisor": divisor})
         if "trusted" in self.stage.rule.reads:
             self._train_on_trusted(method, number)
         count = len(sampled) - len(totals.dropped)
-        if given is None and plan.weights is not None:
-            given = divided_by(totals.facts["weight"] if divisor is None else divisor, count)
+        given = update.divisor
+        if given is None and update.from_sampler:
+            given = divided_by(totals.facts.get("divisor", totals.facts["weight"]), count)
         round = self._round(number, count)._replace(divisor=given)
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
         aggregated = self.stage.aggregate(state_spec, state, round, sampled, weights, totals)
         for note in aggregated.notes:
             self._tell_once(number, note, "aggregate")
         return aggregated, totals, round
-
-    def _weights(self, plan: RoundPlan) -> tuple[np.ndarray, float | None]:
-        """((S,) the weights of the clients of a plan in the mean, what the weighted sum is divided by; None for the sum
-        of the weights)."""
-        count = len(plan.clients)
-        if not self.method.weighted or not count:
-            return np.ones(count), None
-        if plan.weights is not None:
-            return plan.weights, plan.divisor
-        if self.federation.weights == "uniform":
-            return np.ones(count), None
-        sizes = self.data.client_index.sizes_of(plan.clients)
-        return sizes * (count / float(sizes.sum())), None
-
-    def _by_steps(self, weights: np.ndarray, plan: RoundPlan) -> np.ndarray:
-        """(S,) the weights for a method that weighs clients by their local steps; the same array for other methods."""
-        if not len(weights) or self.method.local_norms(1) is None:
-            return weights
-        steps = plan.steps
-        if steps is None:
-            steps = steps_of(self.data.client_index.sizes_of(plan.clients), self.federation.local)
-        norms = self.method.local_norms(int(steps.max()))
-        assert norms is not None
-        own, effective = (np.array(each)[steps - 1] for each in norms)
-        return norm_weights(own, effective, weights, ~np.isin(plan.clients, self.federation.without))
 
     def _losses(self, number: int, clients: np.ndarray, rows: int | None) -> np.ndarray:
         """(c,) the losses of the model on rows of these clients (c,), see `LossProbe`. number: of the round."""
@@ -550,7 +524,7 @@ class Driver:
         self._begin()
         write_plan(self.run_spec, f"halved, because the memory of the device ran out with blocks of {plan.block}")
 
-    def _planner(self) -> RoundPlanner:
+    def _planner(self) -> Planner:
         block = self.run_spec.block(self.parameters)
         return planner_of(self.run_spec, self.state_spec, self.data.client_index, block)
 

@@ -24,7 +24,7 @@ from ..accelerators.settings import applied
 from ..aggregation.defence import StageState
 from ..aggregation.stage import StageRunner
 from ..config.forkable import fork_changes
-from ..config.schema import PARTS, Asynchronous, Experiment, part_name
+from ..config.schema import PARTS, Experiment, part_name
 from ..config.schema import experiment as validated
 from ..errors import ConfigError
 from ..fleet.planner import PlanState, build_sampler, first_plan_state
@@ -315,7 +315,7 @@ def converted_server(parent: tuple[RunSpec, Server], fork: tuple[RunSpec, Server
     if kind_of(old_method) == kind_of(method) and alike(server.public, new.public):
         same = server_rules(old_method) == server_rules(method)
         return Server(server.public, kept(server.private, new.private, same, "the server's rule", fresh))
-    if pytree.tree_leaves(clients[1]) or isinstance(new_spec.experiment.federation.pace, Asynchronous):
+    if pytree.tree_leaves(clients[1]) or new_spec.experiment.federation.pace.versions > 1:
         raise ConfigError(
             f"method: what clients keep must mean the same in a fork, got {named(new_spec)} after {named(old_spec)}; "
             "undo this, or start a new run"

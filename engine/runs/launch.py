@@ -25,8 +25,7 @@ from ..config.held_out import unused_rows
 from ..config.limits import building_model, check_folder
 from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
-from ..fleet.asynchronous import check_asynchronous
-from ..fleet.planner import check_planning
+from ..fleet.asynchronous import check_planning
 from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.library import COMPILED, NoKernels, library
 from ..memory import is_out_of_memory
@@ -83,8 +82,7 @@ def _prepare(
         check_privacy(run_spec, method, x)
         state_spec = StateSpec(method, x)
     check_stage(run_spec)
-    check_planning(run_spec)
-    check_asynchronous(run_spec, state_spec)
+    check_planning(run_spec, state_spec)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
     if experiment.checkpoint.every and directory is None:

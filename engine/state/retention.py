@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from ..config.differences import differences
-from ..config.schema import Asynchronous
 from ..errors import ConfigError, StoreFull
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
@@ -48,9 +47,6 @@ def make_table(run_spec: RunSpec, state_spec: StateSpec, warm_start: bool) -> Ta
     """
     experiment, federation, directory = run_spec.experiment, run_spec.experiment.federation, run_spec.directory
     fresh = max(federation.clients if warm_start else 0, federation.largest_cohort)
-    if isinstance(federation.pace, Asynchronous):
-        in_flight = federation.cohort if federation.pace.starts == "slots" else federation.clients
-        fresh = max(fresh, in_flight + federation.pace.buffer)  # results in the buffer wait too
     several = experiment.checkpoint.every or checkpoint_seconds(run_spec) is not None
     checkpoints = 0 if directory is None else 1 + (experiment.checkpoint.keep if several else 0)
     if directory is not None and run_spec.resume:

@@ -20,7 +20,6 @@ from ...accelerators.memory import bounded_memory
 from ...accelerators.settings import computing
 from ...cohorts.tasks import steps_of
 from ...config.held_out import unused_rows
-from ...config.schema import Asynchronous
 from ...errors import ConfigError, DriverDied, Interrupted, InUse, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import why_no_kernels
@@ -65,7 +64,7 @@ class DriverProcess:
 
     def __init__(self, run_spec: RunSpec, alone: bool = False) -> None:
         """alone: whether nobody else uses this Ray, so that there is room for the workers."""
-        updates = isinstance(run_spec.experiment.federation.pace, Asynchronous)  # which may come in quick succession
+        updates = run_spec.experiment.federation.pace.versions > 1  # which may come in quick succession
         self.run_spec, self.alone, self.events = run_spec, alone, EventLog(gap=EVENT_SECONDS if updates else 0.0)
         self.signal = 0
         on_signal(self.stop)  # on a cluster that a batch system ends, the launcher may be elsewhere

@@ -23,8 +23,7 @@ from ...accelerators.memory import bound_memory
 from ...aggregation.planning import collects, result_bytes
 from ...aggregation.vectors import vector_leaves
 from ...clients.worker import Data, Worker
-from ...cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, PackedTasks, most_blocks
-from ...config.schema import Asynchronous
+from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks, most_blocks
 from ...errors import LONGEST_TRACEBACK, RAISED_BY_USERS, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
 from ...method_form.state_spec import StateSpec
@@ -187,8 +186,8 @@ def memory_sizes(run_spec: RunSpec) -> MemorySizes:
         sums = max(sums, *(result_bytes(run_spec, spec.message) for spec in specs))
     public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.public)) for spec in specs)
     plan = run_spec.experiment.federation
-    if isinstance(plan.pace, Asynchronous):
-        public *= VERSIONS
+    public *= plan.pace.versions
+    if plan.pace.versions > 1:
         block = run_spec.block(x.flat.numel())  # each of whose clients may belong to another update
         sums *= block * most_blocks(specs[0].sum_bytes * block)
     clients = plan.clients if len(methods) > 1 else plan.largest_cohort
