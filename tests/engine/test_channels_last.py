@@ -30,7 +30,7 @@ from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.norms import BatchNorm
-from fedfleet.workloads.partitions.standard.even import Iid
+from fedfleet.workloads.partitions.standard import Iid
 from fedfleet.workloads.workload import Model
 
 from .test_kernels import apart, drawn, gradients

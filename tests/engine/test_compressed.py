@@ -20,7 +20,7 @@ from fedfleet.tune.show import compression
 from fedfleet.workloads import counted
 from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.models.convolutional import Cnn4
-from fedfleet.workloads.partitions.standard.even import Iid
+from fedfleet.workloads.partitions.standard import Iid
 from fedfleet.workloads.workload import Model, Partition
 
 TOLERANCE = 1e-7

@@ -24,7 +24,7 @@ from fedfleet.workloads.data.parquet import Parquet
 from fedfleet.workloads.data.shakespeare import Shakespeare
 from fedfleet.workloads.metrics import perplexity
 from fedfleet.workloads.models.small import Mlp
-from fedfleet.workloads.partitions.standard.even import Dirichlet
+from fedfleet.workloads.partitions.standard import Dirichlet
 from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.wrappers.noisy import Noisy
 

@@ -145,7 +145,7 @@ def test_a_loss_that_is_no_number_at_the_first_model():
 
 
 def test_a_few_clients_whose_rows_are_wrong():
-    from fedfleet.workloads.partitions.standard.even import Shards
+    from fedfleet.workloads.partitions.standard import Shards
 
     workload = Lossy(bad=(3,), partition=Shards(1))
     data = plan(workload)

@@ -22,7 +22,7 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels.fused_chain import Chain, RowInputs, chain_or_none
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.classification import Classification
-from fedfleet.workloads.partitions.standard.even import Iid
+from fedfleet.workloads.partitions.standard import Iid
 from fedfleet.workloads.workload import Model
 
 from .setups import STEPS, digits, run_and_count

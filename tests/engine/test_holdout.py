@@ -23,7 +23,7 @@ from fedfleet.tune.partition import PartitionSummary, table_of
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Logistic
-from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid
+from fedfleet.workloads.partitions.standard import Dirichlet, Iid
 
 ROWS, TESTS, OWNERS = 240, 40, 15
 

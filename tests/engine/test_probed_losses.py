@@ -17,7 +17,7 @@ from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.models.small import Logistic
-from fedfleet.workloads.partitions.standard.even import Shards
+from fedfleet.workloads.partitions.standard import Shards
 from fedfleet.workloads.workload import Batch, Model, Params
 
 torch.set_num_threads(1)

@@ -33,7 +33,7 @@ from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.recurrent import PackedTanh
-from fedfleet.workloads.partitions.standard.even import Iid
+from fedfleet.workloads.partitions.standard import Iid
 from fedfleet.workloads.workload import Batch, Chained, Model, Params, Partition
 
 from .setups import STEPS, digits

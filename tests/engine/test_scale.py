@@ -23,7 +23,7 @@ from fedfleet.engine.state.table import Table
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.partitions.natural import Natural
 from fedfleet.workloads.partitions.skew import Labels, Quantity
-from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid, Shards
+from fedfleet.workloads.partitions.standard import Dirichlet, Iid, Shards
 from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.workload import Split
 

@@ -18,7 +18,7 @@ from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.skew import PositiveRatio
-from fedfleet.workloads.partitions.standard.even import Dirichlet
+from fedfleet.workloads.partitions.standard import Dirichlet
 from fedfleet.workloads.problems.auc import Auc, optimum, priors
 from fedfleet.workloads.problems.minimax import reversed_dual
 from fedfleet.workloads.problems.quadratic import Quadratic

@@ -9,7 +9,7 @@ import torch
 from fedfleet.workloads.data import digits as module
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Logistic
-from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid
+from fedfleet.workloads.partitions.standard import Dirichlet, Iid
 
 
 def test_rows_and_classes():

@@ -15,7 +15,7 @@ from fedfleet.workloads.data.fashion_mnist import FashionMnist
 from fedfleet.workloads.data.sentiment import Sst2
 from fedfleet.workloads.metrics import auc
 from fedfleet.workloads.models.small import Logistic
-from fedfleet.workloads.partitions.standard.even import Dirichlet
+from fedfleet.workloads.partitions.standard import Dirichlet
 from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.problems.regression import Linear, Synthetic
 from fedfleet.workloads.wrappers import noise

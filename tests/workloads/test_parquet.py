@@ -352,7 +352,7 @@ class OwnRows(Classification):
 )
 def test_what_a_plug_in_loads_is_checked_too(part, bad, words):
     from fedfleet.workloads.models.small import Logistic
-    from fedfleet.workloads.partitions.standard.even import Iid
+    from fedfleet.workloads.partitions.standard import Iid
 
     workload = OwnRows(model=Logistic(), partition=Iid())
     object.__setattr__(workload, "columns", (bad, {}) if part == "the training set" else ({}, bad))
@@ -366,7 +366,7 @@ def test_what_a_plug_in_loads_is_checked_too(part, bad, words):
 
 def test_float64_takes_what_float32_does_not():
     from fedfleet.workloads.models.small import Logistic
-    from fedfleet.workloads.partitions.standard.even import Iid
+    from fedfleet.workloads.partitions.standard import Iid
 
     workload = OwnRows(model=Logistic(), partition=Iid())
     object.__setattr__(workload, "columns", ({"input": np.full((9, 2), 1e39)}, {}))

@@ -7,7 +7,7 @@ import pytest
 
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.partitions.standard.even import Dirichlet, Iid, Shards, repaired
+from fedfleet.workloads.partitions.standard import Dirichlet, Iid, Shards, repaired
 
 RULES = [Iid(), Dirichlet(0.1), Dirichlet(0.1, cap=True), Dirichlet(100.0, minimum=5), Shards(2), Shards(3)]
 

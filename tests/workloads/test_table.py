@@ -15,7 +15,7 @@ import torch
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Logistic
-from fedfleet.workloads.partitions.standard.even import Iid
+from fedfleet.workloads.partitions.standard import Iid
 from fedfleet.workloads.table import MODELS, PARTITIONS, WORKLOADS
 from fedfleet.workloads.workload import Model, Partition, Workload
 
