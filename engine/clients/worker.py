@@ -347,9 +347,7 @@ class Worker:
             assert self.rows is not None
             self._write_states(under_way.accumulator, self.rows, write)
 
-    def _write_states(
-        self, accumulator: Accumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]
-    ) -> None:
+    def _write_states(self, accumulator: Accumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]) -> None:
         began = time.perf_counter()
         digests = write(rows)
         if self.layout.digests:

@@ -10,7 +10,6 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Known
-from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
 from ..config.schema import Asynchronous, Federation, part_name
 from ..errors import ConfigError
@@ -142,7 +141,8 @@ class AsynchronousPlanner(Planner):
         if number not in self.known:
             jobs = self.timeline.update(number).jobs
             clients, steps, versions = (
-                np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in ("client", "steps", "version")
+                np.array([getattr(job, name) for job in jobs], dtype=np.int64)
+                for name in ("client", "steps", "version")
             )
             own = added = self._client_weights(clients)
             if self.method.local_norms(1) is not None:

@@ -95,7 +95,7 @@ class Planner(ABC):
         """The state after an update. found: columns (c,) of the clients whose results were used, by name: `id`, `loss`,
         and `rms` if the sampler needs it."""
 
-    def ahead(self, number: int) -> None:
+    def ahead(self, number: int) -> None:  # noqa: B027 most planners have nothing to prepare
         """Prepare the update with this number while workers train for the one before, where it needs nothing that is
         learned there."""
 

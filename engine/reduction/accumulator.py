@@ -77,7 +77,9 @@ class Accumulator:
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
         self.weighted = state_spec.weighted  # for each leaf: whether it is averaged with the clients' weights
         self.block_count, self.block, self.place = len(cuts), 0, 0  # the current block, the next client
-        self.targets = () if updates is None else targets_of(updates, cuts)  # (block, update) of the sums that stay apart
+        self.targets = (
+            () if updates is None else targets_of(updates, cuts)
+        )  # (block, update) of the sums that stay apart
         self.apart: dict[tuple[int, int], list[Tensor]] = {}  # target -> its sum, or memory for it
         self.spare: list[list[Tensor]] = []  # memory, also that of sums that were added to others
         if device == CPU and updates is None:
@@ -194,8 +196,8 @@ class Accumulator:
 
     # --- the result ---------------------------------------------------------------------------------------------------
     def result(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
-        """(sums, sums of facts, arrays with one entry per client), once all blocks have ended. If there are targets, the
-        sums are one target after another, and those of facts are called NAME/BLOCK/UPDATE."""
+        """(sums, sums of facts, arrays with one entry per client), once all blocks have ended. If there are targets,
+        the sums are one target after another, and those of facts are called NAME/BLOCK/UPDATE."""
         began = time.perf_counter()
         if self.updates is None:
             found = self.joined.total()

@@ -1,5 +1,5 @@
-"""The driver runs the rounds: it samples a cohort, has the workers train it, adds up their results, updates the server
-and commits."""
+"""The driver makes the updates of a run: it asks the planner whose results are used, has the workers train, updates the
+server and commits. In a synchronous run an update is a round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, tree_shape
 from ..config.network import wider_than
-from ..errors import BlockTooLarge, ClientFailed, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
+from ..errors import BlockTooLarge, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..fleet.asynchronous import planner_of
 from ..fleet.planner import Planner, PlanState, Update
 from ..memory import available_memory
@@ -58,6 +58,8 @@ from ..user_code import plugin_errors
 from .divergence import check, growth_limit
 from .pool import Phase, Pool
 from .retry import Retry
+from .stream import Stream
+from .training import Training
 
 
 class DataSummary(NamedTuple):
@@ -118,6 +120,7 @@ class Driver:
         self.server = self.run_spec.method().server_init(self.run_spec.initial_model())
         self.stage_state = self.stage.init(self.state_spec)
         self.plan_state = self.planner.start()
+        self.training = training_of(self)
         self.visits = np.zeros(self.federation.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.federation.rounds)
@@ -283,68 +286,38 @@ class Driver:
         record["time/seconds"] = self.pool.clock() - started
         for column, value in warm_start.items():
             record[column] += value
-        self._commit(server, aggregated.state, plan_state, sampled, totals, record)
+        self._commit(server, aggregated.state, plan_state, update, totals, record)
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
             write_clients(self.run_spec.directory, number, totals.clients, update.visits)
         return record
 
-    def _round(self, number: int, cohort: int) -> Round:
-        """The round, as a method's server functions receive it. cohort: the number of clients in the mean."""
-        return Round(number, self.federation.rounds, cohort, self.federation.clients)
-
     def _commit(
-        self, server: Server, stage_state: StageState, plan_state: PlanState, sampled: np.ndarray,
-        totals: RoundTotals, record: Record,
+        self, server: Server, stage_state: StageState, plan_state: PlanState, update: Update, totals: RoundTotals,
+        record: Record,
     ) -> None:  # fmt: skip
         """Make the outcome of a round the state of the run: the server, the stage, the sampler and the virtual clock,
         the client states, the record."""
         self.consistent = False
-        self.table.commit(totals.digests(sampled), totals.dropped)
         self.server, self.stage_state, self.plan_state = server, stage_state, plan_state
         self.round += 1
-        self.visits[np.setdiff1d(sampled, totals.dropped)] += 1
+        self.training.commit(update, totals)
         self.records.append(record)
         self.consistent = True
 
     def _train(
         self, method: Algorithm, state_spec: StateSpec, number: int, update: Update
     ) -> tuple[Aggregated, RoundTotals, Round]:
-        """Have the workers train the clients of an update. Returns (the mean message, or what the rule of aggregation
-        gives in its place; the totals of the round; the round).
-
-        method: with its settings of this round. number: the round, 0 for the pass over all clients. Raises ClientFailed
-        if all clients were dropped.
-        """
-        sampled, weights, when = update.clients, update.weights, (number, number == 0)
-        read, write = self.table.reserve(sampled)
-        columns = (self.visits[sampled], weights, read, write)
-        training_tasks = [TrainingTask.of(task, when, sampled, columns, update.steps) for task in update.tasks]
-        training_tasks, silent = self.stage.without_silent(training_tasks, number)
-        if any(len(task.clients) for task in training_tasks):
-            totals = self._run("train", training_tasks, method.broadcast(self.server), partial(self._prepare, number))
-        else:
-            leaves = pytree.tree_leaves(self.stage.summed(state_spec).message)
-            totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in leaves])
-        totals = totals._replace(dropped=(*totals.dropped, *silent))
-        self._tell_notes(number, totals.facts)
-        if not totals.leaves:
-            raise ClientFailed(
-                number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
-            )
-        divisor = update.divisor
-        if divisor is None and update.divided is not None:
-            divisor = float(update.divided[~np.isin(sampled, totals.dropped)].sum())
-        if divisor is not None:
-            totals = totals._replace(facts={**totals.facts, "divisor": divisor})
+        """The results of an update: (the mean message, or what the rule of aggregation gives in its place; the totals;
+        the round). Parameters and errors: see `Training.totals`."""
+        totals = self.training.totals(method, state_spec, number, update)
         if "trusted" in self.stage.rule.reads:
             self._train_on_trusted(method, number)
-        count = len(sampled) - len(totals.dropped)
-        given = update.divisor
-        if given is None and update.from_sampler:
-            given = divided_by(totals.facts.get("divisor", totals.facts["weight"]), count)
-        round = self._round(number, count)._replace(divisor=given)
+        count, divisor = len(update.clients) - len(totals.dropped), update.divisor
+        if divisor is None and update.from_sampler:
+            divisor = divided_by(totals.facts.get("divisor", totals.facts["weight"]), count)
+        round = Round(number, self.federation.rounds, count, self.federation.clients, divisor)
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
-        aggregated = self.stage.aggregate(state_spec, state, round, sampled, weights, totals)
+        aggregated = self.stage.aggregate(state_spec, state, round, update.clients, update.weights, totals)
         for note in aggregated.notes:
             self._tell_once(number, note, "aggregate")
         return aggregated, totals, round
@@ -352,9 +325,9 @@ class Driver:
     def _losses(self, number: int, clients: np.ndarray, rows: int | None) -> np.ndarray:
         """(c,) the losses of the model on rows of these clients (c,), see `LossProbe`. number: of the round."""
         tasks = loss_probes(self.data.client_index, clients, rows, number, self.run_spec.experiment.evaluate.batch)
-        return self._run("evaluate", tasks, self.model().flat).clients["loss"]
+        return self.run("evaluate", tasks, self.model().flat).clients["loss"]
 
-    def _tell_notes(self, number: int, facts: Mapping[str, float]) -> None:
+    def tell_notes(self, number: int, facts: Mapping[str, float]) -> None:
         """Log what workers found on their devices, each sentence once. facts: of a task or of a round."""
         for note in notes_in(facts):
             self._tell_once(number, note, note)
@@ -371,7 +344,7 @@ class Driver:
         server, nowhere = np.array([self.federation.clients]), np.array([-1])
         columns = (np.array([max(0, number - 1)]), np.ones(1), nowhere, nowhere, np.array([self.stage.further]))
         task = TrainingTask(ClientTask(0, server, (1,)), number, number == 0, *columns)
-        self._run("train", [task], method.broadcast(self.server))
+        self.run("train", [task], method.broadcast(self.server))
 
     def _run_pass(self, tasks: Sequence[PassTask]) -> Iterator[TaskResult]:
         """Run a pass over the messages of the round."""
@@ -381,7 +354,7 @@ class Driver:
             assert isinstance(result, TaskResult)
             yield result
 
-    def _prepare(self, number: int) -> None:
+    def prepare(self, number: int) -> None:
         """What the driver does while workers train round `number`: results that are needed later are remembered."""
         self.planner.ahead(number + 1)
         self._epsilon(number)
@@ -390,8 +363,9 @@ class Driver:
         """The column of a private run that says what the rounds up to this one cost."""
         return {} if self.run_spec.privacy is None or not number else self.run_spec.privacy.columns(number)
 
-    def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
+    def run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
         """Run the tasks of a phase that read `state`, and add up their results; meanwhile: see `Retry.run`."""
+        self.training.pause()
         self.version += 1
         broadcast = Broadcast(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
         empty = [isinstance(task, TrainingTask) and not len(task.clients) for task in tasks]  # all of them are silent
@@ -414,7 +388,7 @@ class Driver:
     def _evaluate(self, x: Tree) -> Record:
         """The columns of an evaluation of the model x."""
         evaluate = self.run_spec.experiment.evaluate
-        run = partial(self._run, "evaluate", state=x.flat)
+        run = partial(self.run, "evaluate", state=x.flat)
         record = evaluation_columns(self.run_spec.workload, evaluate, self.data.test_rows, self.data.client_index, run)
         if lost := [name for name, value in record.items() if math.isnan(value)]:
             self.log(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
@@ -469,20 +443,13 @@ class Driver:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves((self.server, self.stage_state))]
         leaves += [torch.from_numpy(array.copy()) for array in pytree.tree_leaves(self.plan_state)]
-        leaves += self._leaves_in_flight()
+        leaves += self.training.leaves()
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         frozen = self.run_spec.frozen_facts
         snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan, frozen)
         self.checkpoints.save(snapshot)
         self.last_checkpoint = time.monotonic()
-
-    def _leaves_in_flight(self) -> list[Tensor]:
-        """What a checkpoint has besides the states of server and stage."""
-        return []
-
-    def _take_leaves_in_flight(self, leaves: list[Tensor]) -> None:
-        """Take what `_leaves_in_flight` gave to the checkpoint that the run goes on from."""
 
     def _rewind(self, why: RowsLost) -> None:
         """Go back to the last sound checkpoint, or to the beginning if there is none. why: the loss of client states.
@@ -545,6 +512,12 @@ class Driver:
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
         if self.run_spec.privacy is not None:
             self.run_spec.privacy.continue_with(float(self.stage_state.noise.multiplier))
-        self._take_leaves_in_flight(in_flight)
+        self.training = training_of(self)
+        self.training.restore(in_flight)
         self.log(f"resumes after round {self.round}")
         self._save()  # a checkpoint of its own, if this one was a copy
+
+
+def training_of(driver: Driver) -> Training:
+    """How the workers of a run train."""
+    return (Training if driver.federation.pace.versions == 1 else Stream)(driver)

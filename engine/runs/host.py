@@ -11,7 +11,6 @@ from ..clients.worker import Data
 from ..planning.autotune import measure
 from ..planning.data import checked_split
 from ..planning.execution_plan import plan_execution
-from ..rounds.asynchronous import driver_of
 from ..rounds.driver import DataSummary, Driver
 from ..rounds.pool import Pool
 from ..run_spec import RunSpec
@@ -37,7 +36,7 @@ class Host:
     def driver(self, run_spec: RunSpec, split: Split, beat: Callable[[], None] = lambda: None) -> Iterator[Driver]:
         """The driver of a run with its pool, both of which are closed at the end. beat: see `LocalPool`."""
         data = Data.of(split.train, split.test, split.client_index)
-        driver = driver_of(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
+        driver = Driver(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
         try:
             driver.start(lambda table: self.pool(run_spec, data, table.layout, beat))
             yield driver

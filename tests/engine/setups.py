@@ -11,7 +11,6 @@ import pytest
 
 from fedfleet.engine.api import Result, run
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.rounds.asynchronous import driver_of
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.host import Host
@@ -79,7 +78,7 @@ def driver_on_ray(run_spec: RunSpec) -> Iterator[Driver]:
 
     split = run_spec.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-    driver = driver_of(run_spec, DataSummary(split.client_index, examples(split.test)))
+    driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
     try:
         groups = run_spec.experiment.engine.groups()
         requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]

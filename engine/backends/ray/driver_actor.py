@@ -28,8 +28,7 @@ from ...planning.data import checked_split
 from ...planning.execution_plan import asks_for_kernels, plan_execution
 from ...records.arrow_columns import to_arrow
 from ...records.event_log import EventLog
-from ...rounds.asynchronous import driver_of
-from ...rounds.driver import DataSummary, Event
+from ...rounds.driver import DataSummary, Driver, Event
 from ...rounds.pool import Pool
 from ...run_spec import RunSpec
 from ...state.retention import discard
@@ -79,7 +78,7 @@ class DriverProcess:
 
     def _rounds(self) -> dict[str, Tensor]:
         data, summary, lines = self._data()
-        driver = driver_of(self.run_spec, summary)
+        driver = Driver(self.run_spec, summary)
         for line in lines:
             driver.log(line)
         try:

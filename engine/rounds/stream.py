@@ -1,4 +1,4 @@
-"""The driver of an asynchronous run: a round is one update of the server from the results of M jobs.
+"""How the results of an update come about in an asynchronous run: from jobs that began from several versions.
 
 The timeline says in advance which job is used by which update. The jobs of one version of the model run in vectorised
 blocks; a block is ready once its version is there, and an update is made once all blocks with a job of it have ended.
@@ -15,17 +15,16 @@ from __future__ import annotations
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm, Round, Server
-from ..aggregation.stage import Aggregated, StageState
+from ...algorithms.contract import Algorithm
 from ..cohorts.tasks import (
     MOST_TASKS,
     Broadcast,
@@ -38,16 +37,17 @@ from ..cohorts.tasks import (
 from ..config.schema import Asynchronous
 from ..errors import ClientFailed
 from ..fleet.asynchronous import AsynchronousPlanner
-from ..fleet.planner import PlanState, Update
-from ..fleet.timeline import UNUSED, Job, Timeline
+from ..fleet.planner import Update
+from ..fleet.timeline import UNUSED, Job
 from ..method_form.state_spec import StateSpec
-from ..records.history import Record
 from ..reduction.accumulator import FACTS, added
 from ..reduction.round_totals import TIMES, RoundTotals
 from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
-from ..run_spec import RunSpec
-from .driver import DataSummary, Driver
 from .pool import Phase
+from .training import Training
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 WEIGHT = FACTS.index("weight")
 
@@ -127,53 +127,41 @@ class Running:
         self.results: Iterator[TaskResult | PartialSum] = iter(())
 
 
-class AsynchronousDriver(Driver):
-    """The same driver with the pace of `federation.pace`."""
+class Stream(Training):
+    """Has the workers train the jobs of all updates in one stream, as far as they can run.
 
-    def __init__(self, run_spec: RunSpec, data: DataSummary) -> None:
-        assert isinstance(run_spec.experiment.federation.pace, Asynchronous)
-        self.pace = run_spec.experiment.federation.pace
-        self.removed = frozenset(run_spec.experiment.federation.without)
-        super().__init__(run_spec, data)
-        self.keeps_nothing = not pytree.tree_leaves(self.state_spec.client)
+    It begins after the last committed update; jobs that were in flight then run again if an update needs them.
+    """
 
-    @torch.no_grad()
-    def _begin(self) -> None:
-        super()._begin()
-        self._forget_results()
-
-    def _forget_results(self) -> None:
-        """Begin with the jobs anew, after the last committed update."""
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver)
+        pace, planner, federation = driver.federation.pace, driver.planner, driver.federation
+        assert isinstance(pace, Asynchronous)
+        assert isinstance(planner, AsynchronousPlanner)
+        self.pace, self.planner, self.federation = pace, planner, federation
+        self.state_spec, self.removed = driver.state_spec, frozenset(federation.without)
+        self.keeps_nothing = not pytree.tree_leaves(driver.state_spec.client)
+        self.has_origins = pace.base == "current" or driver.state_spec.statistics > 0
+        """Whether sums of changes are made ones of changes of the newest model, or of its running statistics."""
+        self.whole = planner.timeline.fleet.parts.work.whole  # whether every client does all of its local work
         self.waiting, self.settled = Waiting(), 0  # settled: all jobs of the versions below have been used
         self.running: Running | None = None
 
-    @property
-    def asynchronous(self) -> AsynchronousPlanner:
-        """The planner, which has the timeline."""
-        assert isinstance(self.planner, AsynchronousPlanner)
-        return self.planner
-
-    @property
-    def timeline(self) -> Timeline:
-        return self.asynchronous.timeline
-
     # --- an update ----------------------------------------------------------------------------------------------------
-    def _train(
-        self, method: Algorithm, state_spec: StateSpec, number: int, update: Update
-    ) -> tuple[Aggregated, RoundTotals, Round]:
+    def totals(self, method: Algorithm, state_spec: StateSpec, number: int, update: Update) -> RoundTotals:
         if number == 0:
-            return super()._train(method, state_spec, number, update)
+            return super().totals(method, state_spec, number, update)
         waiting = self.waiting
         self._publish(method)
         removed = {job for job in update.jobs if job.client in self.removed}
         waiting.dropped |= removed
         self._wait_for(update.jobs)
         used = [job for job in update.jobs if job not in waiting.dropped]
+        dropped = tuple(job.client for job in update.jobs if job in waiting.dropped)
         if not used and len(removed) == len(update.jobs):
-            return self._nothing(state_spec, number, removed)
+            return RoundTotals.of_nobody(state_spec.shapes)._replace(dropped=tuple(sorted(dropped)))
         if not used:
-            clients = tuple(job.client for job in update.jobs)
-            raise ClientFailed(number, clients, "no client of the update is left, see the log", "workers")
+            raise ClientFailed(number, dropped, "no client of the update is left, see the log", "workers")
         began = time.perf_counter()
         leaves, facts = self._sum(number, state_spec, used)
         seconds = time.perf_counter() - began
@@ -184,23 +172,12 @@ class AsynchronousDriver(Driver):
         }
         times = {name: waiting.spent[name] for name in (*TIMES, "seconds")}
         waiting.spent.clear()
-        dropped = tuple(job.client for job in update.jobs if job in waiting.dropped)
-        totals = RoundTotals(leaves, {**facts, **times}, clients, dropped, seconds)
-        sums = [torch.as_tensor(leaf) for leaf in leaves]
-        mean = state_spec.mean(sums, len(used), facts["weight"], facts["divisor"])
-        return Aggregated(mean, self.stage_state, {}), totals, self._round(number, len(used))
-
-    def _nothing(self, state_spec: StateSpec, number: int, removed: set[Job]) -> tuple[Aggregated, RoundTotals, Round]:
-        """An update whose results are all of clients that are not used: the mean of no messages is 0."""
-        totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in pytree.tree_leaves(state_spec.message)])
-        totals = totals._replace(dropped=tuple(sorted(job.client for job in removed)))
-        mean = state_spec.mean([torch.as_tensor(leaf) for leaf in totals.leaves], 1, 1)
-        return Aggregated(mean, self.stage_state, {}), totals, self._round(number, 0)
+        return RoundTotals(leaves, {**facts, **times}, clients, dropped, seconds)
 
     def _sum(self, number: int, state_spec: StateSpec, used: list[Job]) -> tuple[Leaves, dict[str, float]]:
         """(the sums of the update's messages, sums of facts by name with what the displacements are divided by)."""
         total = BlockSum([], [0.0] * len(FACTS))
-        weights = {job: self.asynchronous.weights(number)[job] for job in used}
+        weights = {job: self.planner.weights(number)[job] for job in used}
         by_steps = any(weight.added != weight.mixed for weight in weights.values())
         for version, blocks in sorted(self.waiting.sums[number].items()):
             own = add_sparse(blocks, BlockSum.add)
@@ -225,15 +202,17 @@ class AsynchronousDriver(Driver):
         if version not in self.waiting.origins:
             return
         assert len(pytree.tree_leaves(state_spec.message.delta)) == 1
-        moved = (self.waiting.origins[version] - self.waiting.origins[self.round]).to(torch.float64).cpu().numpy()
+        moved = (
+            (self.waiting.origins[version] - self.waiting.origins[self.driver.round]).to(torch.float64).cpu().numpy()
+        )
         leaves[0][..., -moved.size :] += weight * moved
 
     # --- blocks -------------------------------------------------------------------------------------------------------
     def _publish(self, method: Algorithm) -> None:
         """Keep the broadcast of the newest version, and plan the blocks of all versions that have none."""
-        waiting, version = self.waiting, self.round
+        waiting, version = self.waiting, self.driver.round
         if version not in waiting.broadcasts:
-            public = method.broadcast(self.server)
+            public = method.broadcast(self.driver.server)
             waiting.broadcasts[version] = [leaf.cpu().numpy().copy() for leaf in pytree.tree_leaves(public)]
             if self.pace.base == "current":
                 waiting.origins[version] = method.origin(method.unpack(public)).flat.clone()
@@ -259,34 +238,26 @@ class AsynchronousDriver(Driver):
 
     def _blocks_of(self, version: int) -> list[Block]:
         """The blocks of a version's jobs, without those whose jobs are not used by any update to come."""
-        jobs = sorted(self.timeline.of_version(version), key=lambda job: (job.client, job.refill))
+        jobs = sorted(self.planner.timeline.of_version(version), key=lambda job: (job.client, job.refill))
         if not jobs:
             return []
-        sizes = self.data.client_index.sizes_of(np.array([job.client for job in jobs], dtype=np.int64))
-        steps = None if self._whole else np.array([job.steps for job in jobs], dtype=np.int64)
+        sizes = self.planner.client_index.sizes_of(np.array([job.client for job in jobs], dtype=np.int64))
+        steps = None if self.whole else np.array([job.steps for job in jobs], dtype=np.int64)
         plan = plan_tasks(np.arange(len(jobs)), sizes, self.federation.local, self.planner.block, steps)
         depth, found = TreeShape([len(task.cuts) for task in plan]).depth, []
         for task in plan:
             for place, (begin, end) in enumerate(zip((0, *task.cuts), task.cuts, strict=False)):
                 own = [jobs[position] for position in task.clients[begin:end].tolist()]
                 if targets := [job.target or 0 for job in own if self._is_ahead(job)]:
-                    due = min(*targets, version + self.pace.versions - 2)  # late enough, but the version must give way to others
+                    due = min(
+                        *targets, version + self.pace.versions - 2
+                    )  # late enough; versions must give way to others
                     found.append(Block(due, (task.index << depth) + place, own))
         return found
 
-    @property
-    def _has_origins(self) -> bool:
-        """Whether sums of changes are made ones of changes of the newest model, or of its running statistics."""
-        return self.pace.base == "current" or self.state_spec.statistics > 0
-
-    @property
-    def _whole(self) -> bool:
-        """Whether every client does all of its local work."""
-        return self.timeline.fleet.parts.work.whole
-
     def _is_ahead(self, job: Job) -> bool:
         """Whether an update of this run that is yet to come uses the job."""
-        ahead = job.target is not None and self.round < job.target <= self.last_round
+        ahead = job.target is not None and self.driver.round < job.target <= self.driver.last_round
         return ahead and job.client not in self.removed
 
     # --- running blocks -----------------------------------------------------------------------------------------------
@@ -300,13 +271,13 @@ class AsynchronousDriver(Driver):
             missing.difference_update(self._next(self.running))
 
     def _begin_phase(self) -> Running:
-        self.version += 1
-        running = Running(self.version)
-        tasks = self._more(running, 1 if self.pool.takes_more else MOST_TASKS)
+        self.driver.version += 1
+        running = Running(self.driver.version)
+        tasks = self._more(running, 1 if self.driver.pool.takes_more else MOST_TASKS)
         assert tasks
         more = partial(self._more, running)
         phase = Phase("train", tasks, running.broadcast, tree_shape(tasks), with_sums=True, more=more)
-        running.results = self.retry.run(phase)
+        running.results = self.driver.retry.run(phase)
         return running
 
     def _next(self, running: Running) -> list[Job]:
@@ -321,18 +292,12 @@ class AsynchronousDriver(Driver):
         self._keep(group, rows, result)
         return group.jobs
 
-    def _end_phase(self) -> None:
-        """Let the tasks under way end, and begin no others."""
+    def pause(self) -> None:
         running = self.running
         if running is not None:
             running.ending = True
             while self.running is not None:
                 self._next(running)
-
-    def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
-        """Another phase, such as an evaluation: a pool runs one at a time."""
-        self._end_phase()
-        return super()._run(call, tasks, state, meanwhile)
 
     def _more(self, running: Running, count: int) -> list[TrainingTask]:
         """Up to `count` tasks that can run now, those that are due first."""
@@ -374,7 +339,7 @@ class AsynchronousDriver(Driver):
         return (
             before is None
             or self.keeps_nothing
-            or (before.target or 0) <= self.round
+            or (before.target or 0) <= self.driver.round
             or before in self.waiting.results
             or before in self.waiting.dropped
             or not self._is_ahead(job)
@@ -387,7 +352,7 @@ class AsynchronousDriver(Driver):
         while before is not None and before in self.waiting.dropped:
             before = before.before
         found = None if before is None else self.waiting.results.get(before)
-        return int(self.table.row[job.client]) if found is None else found.row
+        return int(self.driver.table.row[job.client]) if found is None else found.row
 
     def _task(self, running: Running, group: Group, place: int) -> TrainingTask:
         """The task of some blocks. place: of their version's public state in the broadcast."""
@@ -397,24 +362,24 @@ class AsynchronousDriver(Driver):
         targets = [job.target if used else UNUSED for job, used in zip(jobs, ahead, strict=True)]
         weights = [self._weight(job) if used else 1.0 for job, used in zip(jobs, ahead, strict=True)]
         read = [self._row(job) if used else -1 for job, used in zip(jobs, ahead, strict=True)]
-        write = self.table.reserve_waiting(count)
+        write = self.driver.table.reserve_waiting(count)
         task = ClientTask(running.count, np.array([job.client for job in jobs], dtype=np.int64), cuts)
         running.given[running.count] = group, write
         running.count += 1
         visits, steps = (np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in ("visit", "steps"))
         columns = (visits, np.array(weights), np.array(read, dtype=np.int64), write, np.arange(count))
-        taken, used_by = None if self._whole else steps, np.array(targets, dtype=np.int64)
+        taken, used_by = None if self.whole else steps, np.array(targets, dtype=np.int64)
         return TrainingTask(task, group.version + 1, False, *columns, None, taken, used_by, place)
 
     def _weight(self, job: Job) -> float:
         """The weight with which the job's update adds its result."""
-        return self.asynchronous.weights(job.target or 0)[job].added
+        return self.planner.weights(job.target or 0)[job].added
 
     def _keep(self, group: Group, rows: np.ndarray, result: TaskResult) -> None:
         """Keep the result of a task until its updates. rows: of its clients' new states."""
         waiting, found, jobs = self.waiting, result.clients, group.jobs
         waiting.unfinished[group.version] -= 1
-        kept = self.pool.keep(result)
+        kept = self.driver.pool.keep(result)
         task = result.index if kept and kept is result.leaves else None
         sums = sums_by_target(result._replace(leaves=kept))
         for (block, update), leaves in sums.items():
@@ -433,9 +398,9 @@ class AsynchronousDriver(Driver):
                 waiting.results[job] = ClientResult(int(rows[place]), digest, loss, norm2, int(steps))
                 free.discard(place)
         if free:
-            self.table.release_waiting(rows[sorted(free)])
+            self.driver.table.release_waiting(rows[sorted(free)])
         waiting.dropped.update(jobs[place] for place in absent)
-        self._tell_notes(self.round + 1, result.facts)
+        self.driver.tell_notes(self.driver.round + 1, result.facts)
         for name in (*TIMES, "seconds"):
             waiting.spent[name] += result.facts.get(name, 0.0)
 
@@ -456,39 +421,31 @@ class AsynchronousDriver(Driver):
                 kept[task] -= 1
                 if not kept[task]:
                     del kept[task]
-                    self.pool.give_back(task)
+                    self.driver.pool.give_back(task)
 
     # --- the commit ---------------------------------------------------------------------------------------------------
-    def _commit(
-        self, server: Server, stage_state: StageState, plan_state: PlanState, sampled: np.ndarray,
-        totals: RoundTotals, record: Record,
-    ) -> None:  # fmt: skip
-        """The same for an update: the states of its clients, whose rows have waited for it, become theirs."""
-        self.consistent = False
-        jobs = [job for job in self.timeline.update(self.round + 1).jobs if job not in self.waiting.dropped]
+    def commit(self, update: Update, totals: RoundTotals) -> None:
+        """The rows of the clients' states have waited for the update."""
+        jobs = [job for job in update.jobs if job not in self.waiting.dropped]
         for some in without_repeats(jobs):
             results = [self.waiting.results.pop(job) for job in some]
             clients = np.array([job.client for job in some], dtype=np.int64)
-            self.table.begin_update(clients, np.array([result.row for result in results], dtype=np.int64))
+            self.driver.table.begin_update(clients, np.array([result.row for result in results], dtype=np.int64))
             digests = [result.digest for result in results if result.digest is not None]
-            self.table.commit(np.stack(digests) if digests else None)
-            self.visits[clients] += 1
-        self.server, self.stage_state, self.plan_state = server, stage_state, plan_state
-        self.round += 1
-        self.records.append(record)
+            self.driver.table.commit(np.stack(digests) if digests else None)
+            self.driver.visits[clients] += 1
         self._forget()
-        self.consistent = True
 
     def _forget(self) -> None:
         """Drop what no later update needs."""
-        waiting, number = self.waiting, self.round
+        waiting, number = self.waiting, self.driver.round
         self._give_back_sums(number)
         for version in [v for v in waiting.origins if v < number and not self._has_jobs_ahead(v)]:
             del waiting.origins[version]
         for version in [v for v in waiting.broadcasts if not waiting.unfinished[v] and not self._keeps(v)]:
             del waiting.broadcasts[version]
         while self.settled < number and not self._has_jobs_ahead(self.settled):
-            self.asynchronous.forget(self.settled)
+            self.planner.forget(self.settled)
             waiting.last_use.pop(self.settled, None)
             waiting.unfinished.pop(self.settled, None)
             self.settled += 1
@@ -496,41 +453,39 @@ class AsynchronousDriver(Driver):
 
     def _keeps(self, version: int) -> bool:
         """Whether a checkpoint needs the broadcast of a version: not all of its jobs have been used."""
-        return self.checkpoints is not None and self._has_jobs_ahead(version)
+        return self.driver.checkpoints is not None and self._has_jobs_ahead(version)
 
     def _has_jobs_ahead(self, version: int) -> bool:
         """Whether not all jobs of a version have been used, also by updates after the last one of this run."""
         last_use = self.waiting.last_use
         if version not in last_use:
-            last_use[version] = max((job.target or 0 for job in self.timeline.of_version(version)), default=0)
-        return last_use[version] > self.round
+            last_use[version] = max((job.target or 0 for job in self.planner.timeline.of_version(version)), default=0)
+        return last_use[version] > self.driver.round
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
-    def _leaves_in_flight(self) -> list[Tensor]:
-        """What a checkpoint has besides the server's state: the broadcasts that jobs of later updates began from."""
+    def leaves(self) -> list[Tensor]:
+        """The broadcasts that jobs of later updates began from."""
         found: list[Tensor] = []
         for version in self._versions_in_flight():
             found += [torch.from_numpy(leaf.copy()) for leaf in self.waiting.broadcasts[version]]
-            if self._has_origins:
+            if self.has_origins:
                 found.append(self.waiting.origins[version].cpu().clone())
         return found
 
     def _versions_in_flight(self) -> list[int]:
         """The versions before the newest whose jobs are not all used yet, ascending."""
-        return [version for version in range(self.settled, self.round) if self._keeps(version)]
+        return [version for version in range(self.settled, self.driver.round) if self._keeps(version)]
 
-    def _take_leaves_in_flight(self, leaves: list[Tensor]) -> None:
-        """The inverse of `_leaves_in_flight`, after the server's state is that of the checkpoint. The timeline goes on
-        from its beginning, and jobs that had run run again when an update needs them."""
-        self.asynchronous.restart()
-        self._forget_results()
-        self.timeline.update(self.round)
+    def restore(self, leaves: list[Tensor]) -> None:
+        """The timeline goes on from its beginning, and jobs that had run run again when an update needs them."""
+        self.planner.restart()
+        self.planner.timeline.update(self.driver.round)
         count, rest = self.state_spec.public_spec.num_leaves, list(leaves)
         for version in self._versions_in_flight():
             self.waiting.broadcasts[version] = [leaf.numpy() for leaf in rest[:count]]
             del rest[:count]
-            if self._has_origins:
-                self.waiting.origins[version] = rest.pop(0).to(self.run_spec.device)
+            if self.has_origins:
+                self.waiting.origins[version] = rest.pop(0).to(self.driver.run_spec.device)
 
 
 def without_repeats(jobs: list[Job]) -> list[list[Job]]:
@@ -541,9 +496,3 @@ def without_repeats(jobs: list[Job]) -> list[list[Job]]:
             found.append([])
         found[-1].append(job)
     return found
-
-
-def driver_of(run_spec: RunSpec, data: DataSummary) -> Driver:
-    """The driver of a run."""
-    several = run_spec.experiment.federation.pace.versions > 1
-    return (AsynchronousDriver if several else Driver)(run_spec, data)
