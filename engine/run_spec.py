@@ -226,11 +226,8 @@ class RunSpec:
 
     @property
     def device(self) -> torch.device:
-        """The device that trains: as given, or cuda if any worker has a GPU."""
-        wanted = self.experiment.engine.device
-        if wanted == "auto":
-            wanted = "cuda" if self.experiment.engine.on_gpus() else "cpu"
-        return torch.device(wanted)
+        """The device that trains."""
+        return torch.device(self.experiment.engine.trains_on)
 
     @property
     def workers(self) -> int:

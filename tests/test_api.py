@@ -63,7 +63,7 @@ def test_a_wrong_configuration_is_one_sentence():
         fedfleet.Experiment(workload="digits", method="fedavg", federation={"clints": 3})
     with pytest.raises(fedfleet.ConfigError, match=r"^clints is not a key; did you mean clients\?"):
         fedfleet.Federation(clints=3)  # type: ignore[call-arg]
-    with pytest.raises(fedfleet.ConfigError, match="cohort <= clients must hold, got cohort=20, clients=3") as raised:
+    with pytest.raises(fedfleet.ConfigError, match="cohort <= clients must hold, got 20 with clients=3") as raised:
         fedfleet.Federation(clients=3)
     assert raised.value._render_traceback_() == [f"ConfigError: {raised.value}"]
 

@@ -81,46 +81,12 @@ def number_of_faults(run_spec: RunSpec, rows: int, drawn: int, known: int) -> in
 
 
 def check_stage(run_spec: RunSpec) -> None:
-    """Raise ConfigError for a rule that cannot be used in this run."""
-    stage, federation = run_spec.stage, run_spec.experiment.federation
-    rule = stage.rule
+    """Raise ConfigError for a rule that needs more messages than a round of this run has, or if nobody trains."""
+    rule, federation = run_spec.stage.rule, run_spec.experiment.federation
     check_somebody_trains(run_spec)
-    if isinstance(rule.faults, str) and stage.attack is None:
-        raise ConfigError(f"aggregate.f: {rule.faults} needs an attack, got none; give f as a number, or add attack")
-    if stage.noise is not None and (stage.attack is not None or not isinstance(planned_rule(run_spec), Mean)):
-        got = "an attack" if stage.attack is not None else rule.called
-        raise ConfigError(
-            f"privacy: clipping and noise go with aggregate: mean and no attack, got {got}; drop one of them"
-        )
-    if isinstance(rule.faults, int) and rule.faults < 0:
-        raise ConfigError(f"aggregate.f: f >= 0 must hold, got f={rule.faults}; give a number of messages")
-    if federation.weights == "examples" and (
-        not rule.takes_weights or any(not part.takes_weights for part in rule.before)
-    ):
-        parts = [part.called for part in rule.before if not part.takes_weights]
-        called = rule.called if not rule.takes_weights else parts[0]
-        raise ConfigError(f"aggregate: {called} has no weights; set federation.weights: uniform")
-    if stage.attack is not None and getattr(stage.attack, "searches", False) and rule.vectors != "each":
-        raise ConfigError(
-            f"attack: {stage.attack.called} searches against each vector by itself, got aggregate.vectors="
-            f"{rule.vectors}; choose each"
-        )
-    if rule.vectors == "joint" and rule.by == "columns":
-        raise ConfigError(
-            f"aggregate.vectors: joint is for rules that find weights, and {rule.called} finds none; leave it out"
-        )
-    for part in rule.before:
-        if getattr(part, "f", 0) is None and not hasattr(rule, "f"):
-            raise ConfigError(
-                f"aggregate.before: {part.called} needs f, and {rule.called} has none; give it there, as in "
-                "{name: …, f: 2}"
-            )
-    if rule.before and rule.mixed_is_unsafe and any(part.mixes for part in rule.before):
-        raise ConfigError(
-            f"aggregate.before: {rule.called} after nearest-neighbour mixing tolerates no Byzantine message, because "
-            "mixing spreads them; choose another rule, such as trimmed_mean"
-        )
     if isinstance(rule.faults, int):
+        if rule.faults < 0:
+            raise ConfigError(f"aggregate.f: f >= 0 must hold, got f={rule.faults}; give a number of messages")
         for size in sorted(round_sizes(run_spec) - {0}):  # the answer to no messages is 0 under every rule
             check_counts(rule, federation, size)
 

@@ -5,16 +5,20 @@ The docstring of each section lists its keys, with units, ranges and defaults. C
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self
 
 from ...workloads.processors import processors
 from ..errors import ConfigError, nearest
 from ..storage.expanded import expanded_address, is_unicode
 from ..storage.secrets import redacted, without_secrets
+from .conflicts import Conflict, first_conflict
 
 LARGEST_COUNT = 2**31 - 1
 """The largest value of any count."""
@@ -30,6 +34,8 @@ class Section(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()
+    """What does not go together in this section."""
 
     if not TYPE_CHECKING:  # a type checker takes the arguments from the fields
 
@@ -56,6 +62,21 @@ class Section(BaseModel):
             raise ValueError(f"must not be {str(value).lower()}")
         return value
 
+    @model_validator(mode="after")
+    def _without_conflicts(self) -> Self:
+        if message := first_conflict(self.conflicts, self, self):
+            raise PydanticCustomError("conflict", "{message}", {"message": message})
+        return self
+
+    def check(self, path: str = "") -> None:
+        """Raise ConfigError for settings that do not go together, in this section and in those inside: a copy by
+        `model_copy` was not validated. path: what stands before the keys of this section, as in "federation."."""
+        for name in type(self).model_fields:
+            if isinstance(inner := getattr(self, name), Section):
+                inner.check(f"{path}{name}.")
+        if message := first_conflict(self.conflicts, self, self):
+            raise ConfigError(path + message)
+
 
 class Local(Section):
     """The work of one client in a round. Either `steps` or `epochs` may be given; without both, `steps` is 5.
@@ -69,15 +90,17 @@ class Local(Section):
     epochs: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     batch: int = Field(default=32, ge=1, le=LARGEST_COUNT)
 
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            "steps", "epochs", "give either steps or epochs, not both", "drop one", lambda s: s.steps and s.epochs
+        ),
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _steps_or_epochs(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            given = [key for key in ("steps", "epochs") if values.get(key) is not None]
-            if len(given) == 2:
-                raise ValueError("give either steps or epochs, not both; drop one")
-            if not given:
-                values = {**values, "steps": 5}
+        if isinstance(values, dict) and values.get("steps") is None and values.get("epochs") is None:
+            return {**values, "steps": 5}
         return values
 
 
@@ -105,15 +128,20 @@ class Pace(Section):
     least: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     notice: Literal["once", "never"] = "once"
 
-    @model_validator(mode="after")
-    def _fits(self) -> Pace:
-        if self.stragglers == "wait" and self.deadline is not None:
-            raise ValueError(f"deadline goes with stragglers drop or partial, got deadline={self.deadline}; choose one")
-        if self.stragglers != "wait" and self.deadline is None:
-            raise ValueError(f"deadline is missing: stragglers={self.stragglers} needs it; give seconds")
-        if self.notice == "never" and self.deadline is None:
-            raise ValueError("notice=never needs a deadline, or a round without an answer never ends; give seconds")
-        return self
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("deadline", "stragglers", "goes with stragglers drop or partial", "choose one"),
+            lambda p: p.deadline is not None and p.stragglers == "wait",
+        ),
+        Conflict(
+            *("stragglers", "deadline", "drop and partial need a deadline", "give seconds"),
+            lambda p: p.deadline is None and p.stragglers != "wait",
+        ),
+        Conflict(
+            *("notice", "deadline", "never needs a deadline, or a round without an answer never ends", "give seconds"),
+            lambda p: p.deadline is None and p.notice == "never",
+        ),
+    )
 
 
 class Asynchronous(Section):
@@ -175,11 +203,17 @@ class Asynchronous(Section):
             return {"buffer": 1, "base": "current", "weight": "constant", "divide": "none", "mix": 0.6, **values}
         return values
 
-    @model_validator(mode="after")
-    def _weight_at_zero(self) -> Asynchronous:
-        if self.weight == "threshold" and self.c == 0 and self.relative_to > self.b:
-            raise ValueError(f"relative_to must be at most b={self.b:g} with c=0, got {self.relative_to:g}; lower it")
-        return self
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("relative_to", "b", "relative_to <= b must hold with weight: threshold and c: 0", "lower it"),
+            lambda p: p.weight == "threshold" and p.c == 0 and p.relative_to > p.b,
+        ),
+        Conflict(
+            *("weight", "divide", "has no effect with buffer: 1, where the only weight is divided by itself"),
+            "choose divide: buffer, or weight: constant",
+            lambda p: p.divide == "weights" and p.buffer == 1 and p.weight != "constant",
+        ),
+    )
 
 
 def kind_of_pace(value: Any) -> str:
@@ -231,54 +265,73 @@ class Federation(Section):
     weights: Literal["uniform", "examples"] = "uniform"
     without: tuple[int, ...] = ()
 
-    @model_validator(mode="after")
-    def _without_fits(self) -> Federation:
-        wrong = [client for client in self.without if not 0 <= client < self.clients]
-        if wrong:
-            raise ValueError(f"without must name clients from 0 to {self.clients - 1}, got {wrong[0]}; drop it")
-        if len(set(self.without)) < len(self.without):
-            raise ValueError(f"without must not repeat a client, got {list(self.without)}; drop one")
-        if len(self.without) == self.clients:
-            raise ValueError(f"without must leave a client, got all {self.clients} of them; drop one")
-        return self
-
-    @model_validator(mode="after")
-    def _cohort_fits(self) -> Federation:
-        if self.cohort > self.clients:
-            raise ValueError(
-                f"cohort <= clients must hold, got cohort={self.cohort}, clients={self.clients}; "
-                "lower federation.cohort"
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict("cohort", "clients", "cohort <= clients must hold", "lower it", lambda f: f.cohort > f.clients),
+        Conflict(
+            *("without", "clients", "clients have the numbers from 0 to clients - 1", "drop the others"),
+            lambda f: any(not 0 <= client < f.clients for client in f.without),
+        ),
+        Conflict(
+            *("without", "clients", "must not repeat a client", "drop one"),
+            lambda f: len(set(f.without)) < len(f.without),
+        ),
+        Conflict(*("without", "clients", "a client must be left", "drop one"), lambda f: len(f.without) == f.clients),
+        Conflict(
+            *("separation", "sampling", "goes with sampling: cyclic", "drop it"),
+            lambda f: f.separation is not None and f.sampling != "cyclic",
+        ),
+        Conflict(
+            *("sampling", "separation", "cyclic needs the rounds from one turn of a client to its next"),
+            "give federation.separation",
+            lambda f: f.separation is None and f.sampling == "cyclic",
+        ),
+        Conflict(
+            *("separation", "clients", "cohort * separation <= clients must hold", "lower it, or federation.cohort"),
+            lambda f: f.cohort * (f.separation or 1) > f.clients,
+        ),
+        Conflict(
+            *("sampler", "sampling", "goes with sampling: fixed", "drop one"),
+            lambda f: f.sampling != "fixed" and part_name(f.sampler) != "uniform",
+        ),
+        Conflict(
+            *("mean", "sampling", "goes with sampling: fixed", "drop one"),
+            lambda f: f.sampling != "fixed" and f.mean != "auto",
+        ),
+        Conflict(
+            *("pace.select", "clients", "so many clients cannot be selected", "lower it, or federation.cohort"),
+            lambda f: isinstance(f.pace, Pace) and f.selected > f.clients,
+        ),
+        Conflict(
+            *("pace.open", "cohort", "no more slots can be free than there are", "lower it"),
+            lambda f: isinstance(f.pace, Asynchronous) and f.pace.starts == "slots" and f.pace.open > f.cohort,
+        ),
+        Conflict(
+            *("pace.buffer", "clients", "an update has one result of each client at most with once: true", "lower it"),
+            lambda f: isinstance(f.pace, Asynchronous) and f.pace.once and f.pace.buffer > f.clients,
+        ),
+        *(
+            Conflict(
+                *(key, "pace.name", f"has no meaning in an asynchronous run: {why}", "leave one of them out"),
+                lambda f, key=key: isinstance(f.pace, Asynchronous) and is_set(f, key),
             )
-        return self
-
-    @model_validator(mode="after")
-    def _separation_fits(self) -> Federation:
-        if self.sampling != "cyclic":
-            if self.separation is not None:
-                raise ValueError(f"separation goes with sampling: cyclic, got {self.sampling}; drop it")
-            return self
-        if self.separation is None:
-            raise ValueError("separation is missing; give the rounds from one turn of a client to its next")
-        if self.cohort * self.separation > self.clients:
-            raise ValueError(
-                f"cohort * separation <= clients must hold, got cohort={self.cohort}, separation={self.separation}, "
-                f"clients={self.clients}; lower one"
+            for key, why in (
+                ("sampling", "clients take free slots and form no cohorts"),
+                ("sampler", "clients that are idle are drawn uniformly"),
+                ("mean", "what is divided by is pace.divide"),
             )
-        return self
+        ),
+    )
 
     @field_validator("sampler")
     @classmethod
     def _named(cls, value: Any) -> Any:
         return name_or_mapping(value)
 
-    @model_validator(mode="after")
-    def _sampler_fits(self) -> Federation:
-        if self.sampling != "fixed" and (self.sampler != "uniform" or self.mean != "auto"):
-            raise ValueError(
-                f"sampler and mean go with sampling: fixed, got sampling={self.sampling}, sampler={self.sampler}, "
-                f"mean={self.mean}; leave them out, or choose fixed"
-            )
-        return self
+    @property
+    def selected(self) -> int:
+        """The number of clients that are selected in a synchronous round: the cohort and its spares."""
+        select = self.pace.select if isinstance(self.pace, Pace) else 1.0
+        return math.ceil(round(select * self.cohort, 9))
 
     @property
     def largest_cohort(self) -> int:
@@ -399,6 +452,37 @@ class Engine(Section):
     wait: float = Field(default=60.0, gt=0)
     port: int = Field(default=0, ge=0, le=65535)
 
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("precision", "dtype", "bfloat16 and tf32 are for float32", "choose same"),
+            lambda e: e.precision != "same" and e.dtype != "float32",
+        ),
+        Conflict(
+            *("precision", "device", "tf32 is for CUDA devices", "choose same"),
+            lambda e: e.precision == "tf32" and not e.trains_on.startswith("cuda"),
+        ),
+        Conflict(
+            *("kernels", "device", "graph is for CUDA devices", "choose torch or auto"),
+            lambda e: e.kernels == "graph" and not e.trains_on.startswith("cuda"),
+        ),
+        Conflict(
+            *("kernels", "device", "channels_last, native and chain are for processors", "choose torch"),
+            lambda e: e.kernels in ("channels_last", "native", "chain") and e.trains_on != "cpu",
+        ),
+        Conflict(
+            *("kernels", "dtype", "channels_last, native and chain are for float32", "choose torch"),
+            lambda e: e.kernels in ("channels_last", "native", "chain") and e.dtype != "float32",
+        ),
+        Conflict(
+            *("kernels", "block", "channels_last is for clients that train alone", "choose block=1"),
+            lambda e: e.kernels == "channels_last" and e.block not in ("auto", 1) and e.vectorise,
+        ),
+        Conflict(
+            *("kernels", "precision", "chain is for precision=same", "choose native or torch"),
+            lambda e: e.kernels == "chain" and e.precision != "same",
+        ),
+    )
+
     @field_validator("store")
     @classmethod
     def _with_home(cls, value: str | None) -> str | None:
@@ -437,6 +521,13 @@ class Engine(Section):
     def on_gpus(self) -> bool:
         """Whether any worker has a GPU."""
         return any(group.gpus > 0 for group in self.groups())
+
+    @property
+    def trains_on(self) -> str:
+        """The device that trains, by torch's name: as given, or cuda if any worker has a GPU."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if self.on_gpus() else "cpu"
 
 
 def workers_on(processors: float, cpus: float) -> int:
@@ -528,6 +619,10 @@ class AsIf(Section):
     clients: int = Field(ge=1, le=LARGEST_COUNT)
     cohort: int = Field(ge=1, le=LARGEST_COUNT)
 
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict("cohort", "clients", "cohort <= clients must hold", "lower it", lambda a: a.cohort > a.clients),
+    )
+
 
 class Privacy(Section):
     """Client-level differential privacy: bounded messages and noise on their sum. It is simulated, see docs/privacy.md.
@@ -557,6 +652,28 @@ class Privacy(Section):
     scales: dict[str, float] = {}
     shares: dict[str, float] = {}
     as_if: AsIf | None = None
+
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("epsilon", "noise", "noise=0 has no epsilon", "drop it, or give noise"),
+            lambda p: p.epsilon is not None and p.noise == 0,
+        ),
+        Conflict(
+            *("noise", "epsilon", "auto needs epsilon", "give epsilon, or noise as a number"),
+            lambda p: p.epsilon is None and p.noise == "auto",
+        ),
+        Conflict(
+            *("delta", "noise", "noise needs a delta", "give a number up to 1 / clients"),
+            lambda p: p.delta is None and p.noise != 0,
+        ),
+        Conflict(
+            "scales", "shares", "scales and shares exclude each other", "drop one", lambda p: p.scales and p.shares
+        ),
+        Conflict(
+            *("clip", "shares", "quantile goes with joint clipping", "give clip as a number, or drop shares"),
+            lambda p: isinstance(p.clip, dict) and p.clip.get("name") == "quantile" and p.shares,
+        ),
+    )
 
 
 class Systems(Section):
@@ -629,6 +746,82 @@ class Experiment(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     tracking: Tracking = Field(default_factory=Tracking)
 
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("federation.pace.name", "systems", "an asynchronous run needs a virtual clock", "add systems: {}"),
+            lambda e: e.is_asynchronous and e.systems is None,
+        ),
+        Conflict(
+            *("systems.server", "federation.pace.name", "the server of an asynchronous run keeps no client waiting"),
+            "leave it out",
+            lambda e: e.is_asynchronous and e.systems.server,
+        ),
+        *(
+            Conflict(
+                *(key, "federation.pace.name", f"has no meaning in an asynchronous run: {why}"),
+                "leave it or federation.pace out",
+                lambda e, key=key: e.is_asynchronous and is_set(e, key),
+            )
+            for key, why in (
+                ("privacy", "its noise is accounted for cohorts that are drawn at random"),
+                ("attack", "attacks see the messages of one round together"),
+                ("aggregate", "rules compare messages about one model"),
+            )
+        ),
+        *(
+            Conflict(
+                *(key, "systems", "needs a virtual clock", "add systems: {}"),
+                lambda e, key=key: e.systems is None and is_set(e, key),
+            )
+            for key in (
+                *(f"federation.pace.{name}" for name in ("select", "deadline", "stragglers", "least", "notice")),
+                "evaluate.seconds",
+            )
+        ),
+        *(
+            Conflict(
+                *(key, other, f"does not go with {what}, which changes who is in a mean", "leave one of them out"),
+                lambda e, key=key, other=other: is_set(e, key) and is_set(e, other) and not e.is_asynchronous,
+            )
+            for other, what in (
+                ("systems", "a virtual clock"),
+                ("federation.sampler", "another sampler than uniform"),
+                ("federation.mean", "another mean than auto"),
+            )
+            for key in ("privacy", "attack", "aggregate")
+        ),
+        Conflict(
+            *("federation.sampling", "systems", "goes with no virtual clock, which changes who is in a mean"),
+            "choose fixed and a sampler, or leave systems out",
+            lambda e: is_set(e, "federation.sampling") and e.systems and not e.is_asynchronous,
+        ),
+        Conflict(
+            *("federation.weights", "privacy", "examples gives a client's influence no public bound"),
+            "choose weights: uniform",
+            lambda e: e.privacy and e.federation.weights == "examples",
+        ),
+        Conflict(
+            *("privacy.delta", "federation.clients", "delta <= 1 / clients must hold", "lower it"),
+            lambda e: e.is_noisy and not e.privacy.as_if and e.privacy.delta > 1 / e.federation.clients,
+        ),
+        Conflict(
+            *("privacy.delta", "privacy.as_if.clients", "delta <= 1 / clients must hold", "lower it"),
+            lambda e: e.is_noisy and e.privacy.as_if and e.privacy.delta > 1 / e.privacy.as_if.clients,
+        ),
+        Conflict(
+            *("privacy.as_if.cohort", "federation.cohort", "as_if.cohort >= federation.cohort must hold", "raise it"),
+            lambda e: e.privacy and e.privacy.as_if and e.privacy.as_if.cohort < e.federation.cohort,
+        ),
+        Conflict(
+            *("privacy.as_if", "federation.sampling", "goes with sampling fixed or poisson", "drop it"),
+            lambda e: e.privacy and e.privacy.as_if and e.federation.sampling == "cyclic",
+        ),
+        Conflict(
+            *("privacy", "engine.device", "norms are computed in float64, which mps lacks", "choose cpu"),
+            lambda e: e.privacy and e.engine.device == "mps",
+        ),
+    )
+
     if TYPE_CHECKING:  # the sections may be given as mappings, which the fields' types do not say
 
         def __init__(
@@ -673,6 +866,16 @@ class Experiment(Section):
         if value is None or isinstance(value, int | float | list | tuple):
             raise ValueError("must be a name or {name: …, arguments}")
         return value
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the server makes updates from the results that have arrived, and not rounds."""
+        return isinstance(self.federation.pace, Asynchronous)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether noise is added to the sums of the clients' messages."""
+        return self.privacy is not None and self.privacy.noise != 0
 
     @property
     def title(self) -> str:
@@ -724,6 +927,17 @@ def part_name(part: Any) -> str:
     return part if isinstance(part, str) else str(part.get("name")) if isinstance(part, dict) else type(part).__name__
 
 
+def is_set(section: Section, key: str) -> bool:
+    """Whether the setting with this dotted key is another than by default. Of parts the names are compared."""
+    *path, name = key.split(".")
+    for each in path:
+        section = getattr(section, each)
+    if name not in type(section).model_fields:
+        return False
+    value, default = getattr(section, name), type(section).model_fields[name].get_default(call_default_factory=True)
+    return (part_name(value) if isinstance(value, dict) else value) != default
+
+
 RANGES = ("uniform", "loguniform", "int", "choice", "grid")
 """The kinds of ranges that `fedfleet search` and `fedfleet study` replace by values."""
 
@@ -772,6 +986,8 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     if error["type"] == "missing":
         return f"{key} is missing; add {key}: {{name: …}}"
+    if error["type"] == "conflict":
+        return ".".join([*path, message])
     if error["type"] == "value_error":
         got = "" if isinstance(error["input"], dict) else f", got {redacted(repr(error['input']))}"
         return f"{key}: {message}{got}" if key else message

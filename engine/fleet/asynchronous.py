@@ -1,4 +1,4 @@
-"""The planner of an asynchronous run, and why a combination of settings has no meaning in one."""
+"""The planner of an asynchronous run."""
 
 from __future__ import annotations
 
@@ -7,31 +7,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm, Known
+from ...algorithms.contract import Algorithm
 from ...workloads.client_index import ClientIndex
-from ..config.schema import Asynchronous, Federation, part_name
+from ..config.schema import Asynchronous, Federation
 from ..errors import ConfigError
 from ..memory import available_memory
 from ..method_form.state_spec import StateSpec, traffic_columns
 from ..run_spec import RunSpec
 from .contract import DeviceNumbers, Devices
-from .fleet import Fleet
-from .planner import (
-    LOST,
-    STALE,
-    USED,
-    Planner,
-    PlanState,
-    Probe,
-    RoundPlanner,
-    Update,
-    build_sampler,
-    check_rounds,
-    check_weights_by_steps,
-    none_of,
-)
+from .planner import LOST, STALE, USED, Planner, PlanState, Probe, RoundPlanner, Update
 from .timeline import UNUSED, Job, Timeline, staleness_weight
 
 
@@ -186,52 +171,6 @@ def planner_of(run_spec: RunSpec, state_spec: StateSpec, client_index: ClientInd
     return (AsynchronousPlanner if several else RoundPlanner)(run_spec, state_spec, client_index, block)
 
 
-def check_planning(run_spec: RunSpec, state_spec: StateSpec) -> None:
-    """Raise ConfigError for a sampler, a pace or a fleet that does not fit the run. state_spec: of its method."""
-    check = check_asynchronous if run_spec.experiment.federation.pace.versions > 1 else check_rounds
-    check(run_spec, state_spec)
-
-
-def check_asynchronous(run_spec: RunSpec, state_spec: StateSpec) -> None:
-    """Raise ConfigError for an asynchronous run whose parts do not go together."""
-    experiment, federation = run_spec.experiment, run_spec.experiment.federation
-    pace = federation.pace
-    assert isinstance(pace, Asynchronous)
-    build_sampler(run_spec)
-    if experiment.systems is None:
-        raise ConfigError(f"federation.pace: {pace.name} needs a virtual clock, got no systems; add systems: {{}}")
-    if experiment.systems.server:
-        raise ConfigError(
-            f"systems.server must be 0 in an asynchronous run, whose server does not keep clients waiting, got "
-            f"{experiment.systems.server:g}; leave it out"
-        )
-    if pace.starts == "slots" and pace.open > federation.cohort:
-        raise ConfigError(
-            f"federation.pace.open: at most cohort={federation.cohort} slots can be free, got {pace.open}; lower it"
-        )
-    if pace.once and pace.buffer > federation.clients:
-        raise ConfigError(
-            f"federation.pace.buffer must be at most the number of clients with once: true, got buffer={pace.buffer} "
-            f"and clients={federation.clients}; lower it"
-        )
-    for key, present, why in (
-        ("privacy", experiment.privacy is not None, "its noise is accounted for cohorts that are drawn at random"),
-        ("attack", experiment.attack is not None, "attacks see the messages of one round together"),
-        ("aggregate", part_name(experiment.aggregate) != "mean", "rules compare messages about one model"),
-        ("federation.sampling", federation.sampling != "fixed", "clients take free slots and form no cohorts"),
-        ("federation.sampler", part_name(federation.sampler) != "uniform", "clients that are idle are drawn uniformly"),
-        ("federation.mean", federation.mean != "auto", "what is divided by is federation.pace.divide"),
-    ):
-        if present:
-            raise ConfigError(f"{key} has no meaning in an asynchronous run: {why}; leave it or federation.pace out")
-    Fleet.of(run_spec, state_spec, none_of(federation.clients))
-    check_method(run_spec.method(), state_spec, pace)
-    check_weights(state_spec, pace)
-    check_weights_by_steps(run_spec)
-    if experiment.engine.pending is not None:
-        check_pending(federation, state_spec, experiment.engine.pending)
-
-
 def check_pending(federation: Federation, state_spec: StateSpec, most: int) -> None:
     """Raise ConfigError if the results that wait for their updates may take more bytes than `most`: those of all
     clients in flight, and those of a buffer that lacks one result."""
@@ -245,56 +184,3 @@ def check_pending(federation: Federation, state_spec: StateSpec, most: int) -> N
             f"({flight:,} clients in flight + federation.pace.buffer={pace.buffer:,} - 1) x {each:,} bytes of a "
             f"message, got {most:,}; raise it, or lower federation.cohort"
         )
-
-
-def check_method(method: Algorithm, state_spec: StateSpec, pace: Asynchronous) -> None:
-    """Raise ConfigError for a method that is not defined with stale messages. state_spec: of the method."""
-    if method.stale:
-        raise ConfigError(f"method: it has no asynchronous form: {method.stale}; leave federation.pace out")
-    leaves = pytree.tree_leaves(state_spec.public, is_leaf=lambda part: isinstance(part, Known))
-    if any(isinstance(leaf, Known) for leaf in leaves):
-        raise ConfigError(
-            "method: it has no asynchronous form: its clients must follow every broadcast, and a client that is in "
-            "flight cannot; leave federation.pace out"
-        )
-    if method.averages_states and pace.buffer == 1:
-        raise ConfigError(
-            "federation.pace.buffer must be 2 or more with carry=average, got 1: the mean state would be that of the "
-            "last client alone; raise it, or choose another carry"
-        )
-    if not pace.once and pytree.tree_leaves(state_spec.client):
-        raise ConfigError(
-            "federation.pace.once: false is for methods whose clients keep nothing, since two visits from one version "
-            "would have the same state; leave it out"
-        )
-    if pace.base == "current":
-        try:
-            method.origin(method.unpack(state_spec.public))
-        except NotImplementedError:
-            raise ConfigError(
-                "federation.pace.base: current mixes models, and the method's messages are no changes of a model; "
-                "choose download"
-            ) from None
-
-
-def check_weights(state_spec: StateSpec, pace: Asynchronous) -> None:
-    """Raise ConfigError for weights of stale results that cancel, or by whose sum, which may be 0, something is
-    divided. state_spec: of the method."""
-    if pace.divide == "weights" and pace.buffer == 1 and pace.weight != "constant":
-        raise ConfigError(
-            f"federation.pace.weight: {pace.weight} has no effect with buffer: 1 and divide: weights, which divides "
-            "the weight of the only result by itself; choose divide: buffer, or weight: constant"
-        )
-    if pace.weight != "threshold" or pace.c > 0 or (pace.staleness is not None and pace.staleness <= pace.b):
-        return
-    for divided, what in (
-        (pace.divide == "weights", "divide: weights"),
-        ("averaged" in state_spec.parts, "a method that averages states"),
-        (state_spec.statistics > 0, "a model with running statistics"),
-    ):
-        if divided:
-            raise ConfigError(
-                f"federation.pace.c must be more than 0 with {what}, got 0: the results of an update may all be older "
-                f"than b={pace.b:g}, and a mean is divided by the sum of their weights; raise it, or discard such "
-                f"results by staleness: {pace.b:g}"
-            )

@@ -20,7 +20,7 @@ from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler, norm_weights
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
-from ..config.schema import Federation, Local, Pace, part_name
+from ..config.schema import Federation, Local, Pace
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
@@ -204,7 +204,7 @@ class RoundPlanner(Planner):
     def _ask(self, number: int, eligible: np.ndarray | None, visited: np.ndarray, begin: float, probe: Probe) -> Ask:
         federation, sizes = self.federation, self.client_index.sizes
         target = sizes / sizes.sum() if federation.weights == "examples" else None
-        spares = math.ceil(round(self.pace.select * federation.cohort, 9)) - federation.cohort
+        spares = federation.selected - federation.cohort
 
         def duration() -> np.ndarray:
             everyone = np.arange(federation.clients)
@@ -402,76 +402,10 @@ def build_sampler(run_spec: RunSpec) -> Sampler:
     return sampler
 
 
-def check_rounds(run_spec: RunSpec, state_spec: StateSpec) -> None:
-    """Raise ConfigError for a sampler, a pace or a fleet that does not fit a run of synchronous rounds."""
-    experiment, federation = run_spec.experiment, run_spec.experiment.federation
-    sampler, pace = build_sampler(run_spec), federation.pace
-    assert isinstance(pace, Pace)
-    called = part_name(federation.sampler)
-    if sampler.needs_rms and experiment.engine.kernels == "chain":
-        raise ConfigError(
-            f"engine.kernels: chain has no losses of single examples, which federation.sampler: {called} needs for "
-            "utility: rms; choose auto, native or torch, or utility: mean"
-        )
-    largest = federation.cohort if sampler.fixed else federation.clients
-    if pace.least > largest:
-        raise ConfigError(
-            f"federation.pace.least: a round uses {largest} clients at most, got least={pace.least}; lower it"
-        )
-    if federation.mean == "unbiased" and not sampler.has_probabilities:
-        raise ConfigError(
-            f"federation.mean: unbiased needs a sampler whose probabilities are known, got {called}; choose auto"
-        )
-    if experiment.systems is None:
-        defaults = type(pace)()
-        changed = [name for name in type(pace).model_fields if getattr(pace, name) != getattr(defaults, name)]
-        if changed:
-            got = getattr(pace, changed[0])
-            raise ConfigError(
-                f"federation.pace.{changed[0]} needs a virtual clock, got {got} without systems; add systems: {{}}"
-            )
-        if experiment.evaluate.seconds is not None:
-            raise ConfigError("evaluate.seconds needs a virtual clock, got no systems; add systems: {}")
-    else:
-        Fleet.of(run_spec, state_spec, none_of(federation.clients))
-    spares = math.ceil(round(pace.select * federation.cohort, 9)) - federation.cohort
-    if spares and not sampler.gives_spares:
-        raise ConfigError(f"federation.pace.select must be 1 with sampler {called}, got {pace.select}; lower it")
-    if federation.cohort + spares > federation.clients:
-        raise ConfigError(
-            f"federation.pace.select: {federation.cohort + spares} of {federation.clients} clients cannot be selected, "
-            f"got select={pace.select}; lower it, or federation.cohort"
-        )
-    check_weights_by_steps(run_spec)
-    special = called != "uniform" or federation.mean != "auto" or experiment.systems is not None
-    what = "systems" if experiment.systems is not None else f"federation.sampler={called}, mean={federation.mean}"
-    for key, present in (
-        ("privacy", experiment.privacy is not None),
-        ("attack", experiment.attack is not None),
-        ("aggregate", part_name(experiment.aggregate) != "mean"),
-        ("federation.sampling", federation.sampling != "fixed"),
-    ):
-        if special and present:
-            raise ConfigError(f"{key} does not go with {what}, which changes who is in a mean; leave one out")
-
-
-def check_weights_by_steps(run_spec: RunSpec) -> None:
-    """Raise ConfigError if the method weighs clients by their local steps and something else needs other weights."""
-    experiment = run_spec.experiment
-    if run_spec.method().local_norms(1) is None:
-        return
-    for key, present in (
-        ("privacy", experiment.privacy is not None),
-        ("attack", experiment.attack is not None),
-        ("aggregate", part_name(experiment.aggregate) != "mean"),
-        ("workload", bool(run_spec.buffers)),
-    ):
-        if present:
-            got = "a model with running statistics" if key == "workload" else getattr(experiment, key)
-            raise ConfigError(
-                f"{key} must leave weights alone with a method that weighs clients by their steps, got {got!r}; "
-                "choose another method"
-            )
+def check_fleet(run_spec: RunSpec, state_spec: StateSpec) -> None:
+    """Raise ConfigError for a section `systems` whose parts cannot be built for the run."""
+    if run_spec.experiment.systems is not None:
+        Fleet.of(run_spec, state_spec, none_of(run_spec.experiment.federation.clients))
 
 
 def none_of(clients: int) -> ClientIndex:

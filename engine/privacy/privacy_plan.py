@@ -26,6 +26,7 @@ from ...algorithms.privacy.clipping import Clipped, group_names
 from ...algorithms.privacy.mechanism import Mechanism
 from ...algorithms.privacy.noise import ClientNoise, Quantile
 from ..config import schedules
+from ..config.conflicts import Conflict, refuse
 from ..config.registry import Registry, check
 from ..config.schema import Experiment, part_name
 from ..errors import ConfigError
@@ -66,8 +67,7 @@ class PrivacyPlan(Clip):
         if not isinstance(built, Mechanism):
             raise ConfigError(f"privacy.mechanism: {experiment.privacy.mechanism!r} is not a mechanism; give a name")
         plan = PrivacyPlan(experiment, built, quantile_of(experiment), dtype)
-        plan._check_settings()
-        plan._check_sampling()
+        plan._check()
         return plan
 
     # --- settings -----------------------------------------------------------------------------------------------------
@@ -249,87 +249,25 @@ class PrivacyPlan(Clip):
         vars(self)["multiplier"] = multiplier
 
     # --- refusals -----------------------------------------------------------------------------------------------------
-    def _check_settings(self) -> None:
-        settings, federation = self.settings, self.experiment.federation
+    def _check(self) -> None:
+        """Raise ConfigError for settings that are no bounds or no noise, or that do not go with the mechanism."""
         for t in {1, self.rounds}:
             check_bound(self.bound_of(t), self.is_noisy)
-        check_noise(settings)
-        if not self.is_noisy:
-            if settings.epsilon is not None:
-                raise refusal("noise=0 has no epsilon; drop privacy.epsilon, or give noise")
-        else:
-            clients = self.stands_for[0]
-            if settings.delta is None:
-                raise refusal(f"delta is missing; give a number up to {1 / clients:.3g}")
-            if settings.delta > 1 / clients:
-                raise refusal(
-                    f"delta <= 1 / clients must hold, got delta={settings.delta:g}, clients={clients}; "
-                    "lower privacy.delta"
-                )
-        if federation.weights == "examples":
-            raise ConfigError(
-                "federation.weights: examples gives a client's influence no public bound, got weights=examples; choose "
-                "weights: uniform"
-            )
-        if self.quantile is not None:
-            self._check_quantile(self.quantile)
-        if settings.scales and settings.shares:
-            raise refusal("scales and shares exclude each other, got both; drop one")
-        for name, numbers in (("scales", settings.scales), ("shares", settings.shares)):
-            if wrong := [group for group, number in numbers.items() if not 0 < number < math.inf]:
-                raise refusal(f"{name} > 0 must hold, got {wrong[0]}={numbers[wrong[0]]}; give a positive number")
-
-    def _check_quantile(self, quantile: Quantile) -> None:
-        if "poisson" not in self.mechanism.samplings:
-            raise refusal(
-                f"clip: quantile goes with mechanism gaussian, got {part_name(self.settings.mechanism)}; give clip as "
-                "a number"
-            )
-        if self.settings.shares:
-            raise refusal("clip: quantile goes with joint clipping, got shares; give clip as a number, or drop shares")
-        if not (quantile.start > 0 and quantile.lr > 0 and 0 < quantile.below < 1):
+        check_noise(self.settings.noise)
+        quantile = self.quantile
+        if quantile is not None and not (quantile.start > 0 and quantile.lr > 0 and 0 < quantile.below < 1):
             raise refusal(
                 f"clip: start > 0, lr > 0 and 0 < below < 1 must hold, got start={quantile.start}, lr={quantile.lr}, "
                 f"below={quantile.below}; change them"
             )
-
-    def _check_sampling(self) -> None:
-        settings, federation = self.settings, self.experiment.federation
-        kind, called = federation.sampling, part_name(settings.mechanism)
-        if settings.as_if is not None:
-            if "poisson" not in self.mechanism.samplings:
-                raise refusal(f"as_if goes with mechanism gaussian, got {called}; drop as_if")
-            if kind == "cyclic":
-                raise refusal("as_if goes with sampling fixed or poisson, got cyclic; drop as_if")
-            if settings.as_if.cohort < federation.cohort:
-                raise refusal(
-                    f"as_if: cohort >= federation.cohort must hold, got {settings.as_if.cohort} < {federation.cohort}; "
-                    "raise as_if.cohort"
-                )
-            if settings.as_if.cohort > settings.as_if.clients:
-                raise refusal(
-                    f"as_if: cohort <= clients must hold, got cohort={settings.as_if.cohort}, "
-                    f"clients={settings.as_if.clients}; raise as_if.clients"
-                )
-        if kind not in self.mechanism.samplings:
-            raise refusal(
-                f"mechanism {called} needs federation.sampling: cyclic, got {kind}: a client may be drawn in rounds "
-                "next to each other"
-            )
+        for name, numbers in (("scales", self.settings.scales), ("shares", self.settings.shares)):
+            if wrong := [group for group, number in numbers.items() if not 0 < number < math.inf]:
+                raise refusal(f"{name} > 0 must hold, got {wrong[0]}={numbers[wrong[0]]}; give a positive number")
+        refuse(MECHANISM_CONFLICTS, self, self.experiment)
         try:
             self.mechanism.check(self.rounds, self.separation)
         except ValueError as error:
             raise refusal(str(error)) from None
-        if schedules.has_schedule(settings.noise) and (called != "gaussian" or kind == "cyclic"):
-            raise refusal(
-                f"noise as a schedule goes with mechanism gaussian and sampling fixed or poisson, got {called} and "
-                f"{kind}; give noise as a number"
-            )
-        if self.is_noisy and settings.accountant == "pld" and self.adjacency == "replace":
-            raise refusal(
-                "accountant pld has no bound for a fixed cohort of S < N; choose accountant: rdp, or "
-                "federation.sampling: poisson"
-            )
 
     def check_spending(self) -> None:
         """Raise ConfigError if the noise cannot be calibrated, or if the budget allows no round. May take seconds."""
@@ -389,6 +327,36 @@ class PrivacyPlan(Clip):
                 )
 
 
+MECHANISM_CONFLICTS: tuple[Conflict, ...] = (
+    Conflict(
+        *("privacy.as_if", "privacy.mechanism", "goes with mechanism gaussian", "drop it"),
+        lambda plan: plan.settings.as_if and "poisson" not in plan.mechanism.samplings,
+    ),
+    Conflict(
+        *("privacy.clip", "privacy.mechanism", "quantile goes with mechanism gaussian", "give clip as a number"),
+        lambda plan: plan.quantile and "poisson" not in plan.mechanism.samplings,
+    ),
+    Conflict(
+        *("privacy.mechanism", "federation.sampling", "needs rounds between two turns of a client"),
+        "choose federation.sampling: cyclic",
+        lambda plan: plan.experiment.federation.sampling not in plan.mechanism.samplings,
+    ),
+    Conflict(
+        *("privacy.noise", "privacy.mechanism", "a schedule goes with mechanism gaussian", "give noise as a number"),
+        lambda plan: schedules.has_schedule(plan.settings.noise) and part_name(plan.settings.mechanism) != "gaussian",
+    ),
+    Conflict(
+        *("privacy.noise", "federation.sampling", "a schedule goes with fixed or poisson", "give noise as a number"),
+        lambda plan: schedules.has_schedule(plan.settings.noise) and plan.experiment.federation.sampling == "cyclic",
+    ),
+    Conflict(
+        *("privacy.accountant", "federation.sampling", "pld has no bound for a fixed cohort of S < N"),
+        "choose accountant: rdp, or federation.sampling: poisson",
+        lambda plan: plan.is_noisy and plan.settings.accountant == "pld" and plan.adjacency == "replace",
+    ),
+)
+
+
 def refusal(sentence: str) -> ConfigError:
     return ConfigError(f"privacy: {sentence}")
 
@@ -411,14 +379,9 @@ def check_bound(bound: Any, noisy: bool) -> None:
         raise refusal("clip: an infinite bound goes with noise: 0, got clip=inf; give a number")
 
 
-def check_noise(settings: Any) -> None:
-    """Raise ConfigError unless the noise is auto with a target, a number from 0, or a schedule."""
-    noise = settings.noise
-    if noise == "auto":
-        if settings.epsilon is None:
-            raise refusal("noise: auto needs epsilon, got none; give privacy.epsilon, or noise as a number")
-        return
-    if schedules.has_schedule(noise):
+def check_noise(noise: Any) -> None:
+    """Raise ConfigError unless the noise is auto, a number from 0, or a schedule."""
+    if noise == "auto" or schedules.has_schedule(noise):
         return
     if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise < math.inf:
         raise refusal(f"noise must be a number from 0, a schedule or auto, got {noise!r}; change it")

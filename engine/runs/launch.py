@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
-from ...workloads.classification import Classification
-from ...workloads.workload import Workload, taken_notes
+from ...workloads.workload import taken_notes
 from ..accelerators import settings
 from ..accelerators.memory import bounded_memory
 from ..aggregation.planning import check_stage
@@ -25,18 +23,18 @@ from ..config.held_out import unused_rows
 from ..config.limits import building_model, check_folder
 from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
-from ..fleet.asynchronous import check_planning
-from ..kernels.channels_last import CHANNELS_LAST
+from ..fleet.asynchronous import check_pending
+from ..fleet.planner import check_fleet
 from ..kernels.library import COMPILED, NoKernels, library
 from ..memory import is_out_of_memory
 from ..method_form.state_spec import StateSpec
-from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
 from ..run_spec import RUN_ID, RunSpec
 from ..state.checkpoint import written
 from ..state.retention import discard
 from ..stopping import stopping
 from ..user_code import plugin_errors
+from .built_conflicts import Built, check_conflicts
 from .host import Host
 from .observer import Observer
 from .result import Result
@@ -73,35 +71,23 @@ def _prepare(
     """The same, with the settings of torch that a run has."""
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
+    experiment.check()
     run_spec = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume, initial_model)
     workload, engine = run_spec.workload, experiment.engine
     with plugin_errors("workload", settings=experiment.workload):
         workload.check()
-    method, x = run_spec.method(), run_spec.checked_initial_model()
+    x, built = run_spec.checked_initial_model(), Built(run_spec)
     with plugin_errors("method", settings=experiment.method), building_model(experiment.workload):
-        check_privacy(run_spec, method, x)
-        state_spec = StateSpec(method, x)
+        check_privacy(built, x)
+        check_conflicts(built)
     check_stage(run_spec)
-    check_planning(run_spec, state_spec)
+    check_fleet(run_spec, built.state_spec)
+    if experiment.is_asynchronous and engine.pending is not None:
+        check_pending(experiment.federation, built.state_spec, engine.pending)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
-    if experiment.checkpoint.every and directory is None:
-        raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
-    if isinstance(experiment.checkpoint.seconds, float) and directory is None:
-        raise ConfigError("checkpoint.seconds needs a folder for the run's files; give out")
-    if experiment.checkpoint.folder and directory is None:
-        raise ConfigError("checkpoint.folder needs a folder for the run's files too; give out")
-    if experiment.tracking.clients and directory is None:
-        raise ConfigError("tracking.clients needs a folder for the run's files; give out")
     if engine.kernels in COMPILED:
         check_kernels(run_spec)
-    if run_spec.precision is not None and (
-        engine.dtype != "float32" or run_spec.buffers or not supports_bfloat16(run_spec.workload)
-    ):
-        raise ConfigError(
-            "engine.precision=bfloat16 is for classification with dtype=float32 and without running statistics; "
-            "choose same"
-        )
     check_device(run_spec)
     return run_spec
 
@@ -112,11 +98,6 @@ def check_device(run_spec: RunSpec) -> None:
     CUDA_VISIBLE_DEVICES says which GPUs a process sees. On a running cluster, its nodes know what they have.
     """
     engine, device = run_spec.experiment.engine, run_spec.device
-    if run_spec.tf32 and (device.type != "cuda" or engine.dtype != "float32"):
-        where = f"device={device.type}, dtype={engine.dtype}"
-        raise ConfigError(f"engine.precision=tf32 is for float32 on CUDA devices, got {where}; choose same")
-    if engine.kernels == "graph" and device.type != "cuda":
-        raise ConfigError(f"engine.kernels=graph is for CUDA devices, got device={device.type}; choose torch or auto")
     if device.type != "cuda" or engine.address:
         return
     if not torch.cuda.is_available():
@@ -133,45 +114,24 @@ def check_device(run_spec: RunSpec) -> None:
         )
 
 
-def supports_bfloat16(workload: Workload) -> bool:
-    """Whether the workload's losses accept parameters of another precision than the data."""
-    return isinstance(workload, Classification)
-
-
-def check_privacy(run_spec: RunSpec, method: Algorithm, x: Tree) -> None:
-    """Raise ConfigError for a private run whose method, model or budget does not fit. method: of the run. x: its
-    initial model."""
-    privacy = run_spec.privacy
+def check_privacy(built: Built, x: Tree) -> None:
+    """Raise ConfigError for a private run whose method, model or budget does not fit. x: the initial model."""
+    run_spec, privacy = built.run_spec, built.run_spec.privacy
     if privacy is None:
         return
-    method = privacy.unwrapped(method)
+    method = privacy.unwrapped(built.method)
     privacy.check_method(method, len(run_spec.buffers))
     privacy.check_message(StateSpec(method, x).message)
-    if run_spec.device.type == "mps":
-        raise ConfigError("privacy: norms are computed in float64, got engine.device=mps, which lacks it; choose cpu")
     privacy.check_spending()
 
 
 def check_kernels(run_spec: RunSpec) -> None:
-    """Raise ConfigError if the run cannot have the kernels that `engine.kernels` names."""
-    kernels = run_spec.experiment.engine.kernels
-    if run_spec.device.type != "cpu" or run_spec.experiment.engine.dtype != "float32":
-        where = f"device={run_spec.device.type}, dtype={run_spec.experiment.engine.dtype}"
-        raise ConfigError(f"engine.kernels={kernels} is for float32 on processors, got {where}; choose torch")
-    block = run_spec.experiment.engine.block
-    if kernels == CHANNELS_LAST and block not in ("auto", 1) and run_spec.experiment.engine.vectorise:
-        raise ConfigError(
-            f"engine.kernels={kernels} is for clients that train alone, got engine.block={block}; choose block=1"
-        )
+    """Raise ConfigError if this machine cannot have the compiled kernels that `engine.kernels` names."""
     try:
         library()
     except NoKernels as error:
+        kernels = run_spec.experiment.engine.kernels
         raise ConfigError(f"engine.kernels={kernels}: {error}; choose torch") from error
-    if kernels == "chain" and (reason := why_no_chain(run_spec)):
-        raise ConfigError(
-            "engine.kernels=chain is for cross-entropy of a chain of convolutions, ReLU, 2 x 2 max pooling and linear "
-            f"layers, with precision=same, but {reason}; choose native or torch"
-        )
 
 
 def execute(

@@ -282,11 +282,17 @@ def test_no_files_of_messages_stay(tmp_path: Path):
         ({"name": "mda", "f": 24}, "aggregate.f: MDA needs 2 f < S"),
         ({"name": "bulyan", "f": 2}, "aggregate.f: Bulyan needs S >= 4 f + 3, got f=2"),
         ({"name": "median", "vectors": "joint"}, "aggregate.vectors: joint is for rules that find weights"),
-        ({"name": "mean", "before": [{"name": "nnm", "f": 2}]}, "aggregate.before: the mean after nearest-neighbour"),
+        (
+            {"name": "mean", "before": [{"name": "nnm", "f": 2}]},
+            "aggregate.before: the rule tolerates no Byzantine message that mixing spreads",
+        ),
         ({"name": "krum"}, "aggregate.f is missing"),
         ("crum", "aggregate.name: no aggregator is called crum"),
         ({"name": "krum", "f": -1}, "aggregate.f: f >= 0 must hold"),
-        ({"name": "median", "before": ["nnm"]}, "aggregate.before: nearest-neighbour mixing needs f"),
+        (
+            {"name": "median", "before": ["nnm"]},
+            "aggregate.before: a part needs f, which the rule does not have: nearest-neighbour mixing",
+        ),
     ],
 )
 def test_refused_before_anything_starts(rule: Any, words: str):
@@ -296,7 +302,7 @@ def test_refused_before_anything_starts(rule: Any, words: str):
 
 
 def test_median_has_no_weights():
-    with pytest.raises(ConfigError, match=r"the median has no weights; set federation.weights: uniform"):
+    with pytest.raises(ConfigError, match=r"has no weights: the median, .*; set federation.weights: uniform"):
         run(spec("median", weights="examples"))
 
 

@@ -451,7 +451,7 @@ BUFFERED = {"name": "buffered", "buffer": 3}
         ({"method": {"name": "fedmud", "layers": "all", "nearest": True}}, ["no asynchronous form"]),
         (
             {"pace": {"name": "buffered", "buffer": 1, "divide": "weights"}},
-            ["federation.pace.weight: polynomial has no effect", "choose divide: buffer"],
+            ["federation.pace.weight: has no effect with buffer: 1", "choose divide: buffer"],
         ),
         ({"pace": {**BUFFERED, "weight": "threshold", "divide": "weights"}}, ["federation.pace.c", "divide: weights"]),
         ({"pace": {**BUFFERED, "weight": "threshold"}, "method": "stem"}, ["federation.pace.c", "averages states"]),

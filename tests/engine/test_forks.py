@@ -350,7 +350,10 @@ def test_a_parent_that_cannot_be_marked_is_copied(parent, tmp_path, monkeypatch)
         ("workload.model={name: mlp, hidden: [8]}", "workload: the model must keep its tensors"),
         ("workload.partition={name: dirichlet, beta: 0.5}", "workload: the clients must keep their rows"),
         ("federation.rounds=3", "federation.rounds > 3 must hold"),
-        ("federation.without=[99]", "without must name clients from 0 to 11"),
+        (
+            "federation.without=[99]",
+            "without: clients have the numbers from 0 to clients - 1, got .99. with clients=12",
+        ),
         ("method.rule.rate=1", "rate"),
     ],
 )

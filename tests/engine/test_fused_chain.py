@@ -398,5 +398,5 @@ def test_a_network_that_is_no_chain_is_told():
     other = digits("fedavg", STEPS, kernels="chain").model_copy(
         update={"workload": {"name": "regularised", "of": "digits"}}
     )
-    with pytest.raises(ConfigError, match=r"engine.kernels=chain is for .*choose"):
+    with pytest.raises(ConfigError, match=r"engine.kernels: chain is for .*choose"):
         prepare(other, "run")

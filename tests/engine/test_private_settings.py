@@ -36,10 +36,26 @@ def prepared(privacy, federation=None, **others):
         ({**FINE, "clip": float("inf")}, POISSON, "an infinite bound goes with noise: 0, got clip=inf"),
         ({**FINE, "clip": "much"}, POISSON, "clip must be a number, a schedule or {name: quantile}, got 'much'"),
         ({**FINE, "clip": {"name": "median"}}, POISSON, "got median; change it"),
-        ({**FINE, "delta": 0.1}, POISSON, "delta <= 1 / clients must hold, got delta=0.1, clients=30; lower"),
-        ({"clip": 0.5, "noise": 1.0}, POISSON, "delta is missing; give a number up to 0.0333"),
-        ({"clip": 0.5, "delta": 1e-2}, POISSON, "noise: auto needs epsilon, got none; give privacy.epsilon, or noise"),
-        ({"clip": 0.5, "noise": 0, "epsilon": 1.0}, POISSON, "noise=0 has no epsilon; drop privacy.epsilon, or give"),
+        (
+            {**FINE, "delta": 0.1},
+            POISSON,
+            "privacy.delta: delta <= 1 / clients must hold, got 0.1 with federation.clients=30; lower",
+        ),
+        (
+            {"clip": 0.5, "noise": 1.0},
+            POISSON,
+            "privacy.delta: noise needs a delta, got none with noise=1.0; give a number",
+        ),
+        (
+            {"clip": 0.5, "delta": 1e-2},
+            POISSON,
+            "noise: auto needs epsilon, got auto with epsilon=none; give epsilon, or noise",
+        ),
+        (
+            {"clip": 0.5, "noise": 0, "epsilon": 1.0},
+            POISSON,
+            "epsilon: noise=0 has no epsilon, got 1.0 with noise=0; drop it, or give",
+        ),
         ({**FINE, "noise": -1.0}, POISSON, "noise must be a number from 0, a schedule or auto, got -1.0"),
         (
             {**FINE, "noise": 0.5, "epsilon": 0.1},
@@ -49,17 +65,17 @@ def prepared(privacy, federation=None, **others):
         (
             {**FINE, "accountant": "pld"},
             {},
-            "accountant pld has no bound for a fixed cohort of S < N; choose accountant: rdp, or federation.sampling",
+            "accountant: pld has no bound for a fixed cohort of S < N, got pld with federation.sampling=fixed; choose",
         ),
         (
             {**FINE, "mechanism": "tree"},
             POISSON,
-            "mechanism tree needs federation.sampling: cyclic, got poisson: a client may be drawn in rounds",
+            "privacy.mechanism: needs rounds between two turns of a client, got tree with federation.sampling=po",
         ),
         (
             {**FINE, "mechanism": {"name": "banded", "bands": 2}},
             {},
-            "mechanism banded needs federation.sampling: cyclic",
+            "two turns of a client, got {'name': 'banded', 'bands': 2} with federation.sampling=fixed; choose",
         ),
         (
             {**FINE, "mechanism": {"name": "banded", "bands": 4}},
@@ -67,8 +83,16 @@ def prepared(privacy, federation=None, **others):
             "bands <= separation must hold, got bands=4, separation=3; lower bands",
         ),
         ({**FINE, "mechanism": "laplace"}, POISSON, "no mechanism is called laplace"),
-        ({**FINE, "clip": QUANTILE, "mechanism": "tree"}, CYCLIC, "quantile goes with mechanism gaussian, got tree"),
-        ({**FINE, "clip": QUANTILE, "shares": {"delta": 1}}, POISSON, "quantile goes with joint clipping, got shares"),
+        (
+            {**FINE, "clip": QUANTILE, "mechanism": "tree"},
+            CYCLIC,
+            "quantile goes with mechanism gaussian, got {'name': 'quantile'} with privacy.mechanism=tree",
+        ),
+        (
+            {**FINE, "clip": QUANTILE, "shares": {"delta": 1}},
+            POISSON,
+            "quantile goes with joint clipping, got {'name': 'quantile'} with shares=",
+        ),
         (
             {**FINE, "clip": QUANTILE},
             POISSON,
@@ -77,19 +101,23 @@ def prepared(privacy, federation=None, **others):
         (
             {**FINE, "mechanism": "tree", "noise": {"schedule": "exponential", "start": 1.0, "decay": 0.9}},
             CYCLIC,
-            "noise as a schedule goes with mechanism gaussian",
+            "privacy.noise: a schedule goes with mechanism gaussian",
         ),
         (
             {**FINE, "as_if": {"clients": 50, "cohort": 5}},
             POISSON,
-            "as_if: cohort >= federation.cohort must hold, got 5 < 9",
+            "as_if.cohort >= federation.cohort must hold, got 5 with federation.cohort=9",
         ),
         (
             {**FINE, "delta": 1e-4, "as_if": STANDS, "mechanism": "tree"},
             CYCLIC,
-            "as_if goes with mechanism gaussian, got",
+            "privacy.as_if: goes with sampling fixed or poisson, got federation.sampling=cyclic; drop it",
         ),
-        ({**FINE, "as_if": STANDS}, POISSON, "delta <= 1 / clients must hold, got delta=0.01, clients=1000"),
+        (
+            {**FINE, "as_if": STANDS},
+            POISSON,
+            "delta <= 1 / clients must hold, got 0.01 with privacy.as_if.clients=1000",
+        ),
         ({**FINE, "scales": {"delta": 1}, "shares": {"delta": 1}}, POISSON, "scales and shares exclude each other"),
         (
             {**FINE, "shares": {"own": 1}},
@@ -125,7 +153,7 @@ def test_settings_that_do_not_fit(privacy, federation, message):
             "fedavg sends a number of steps (carried)",
         ),
         ({"method": {**SCAFFOLD, "start": "gradient"}}, "start: gradient is a pass over all clients"),
-        ({"aggregate": "median"}, "privacy: clipping and noise go with aggregate: mean and no attack, got the"),
+        ({"aggregate": "median"}, "privacy: clipping and noise go with the mean, got aggregate=median; choose"),
     ],
 )
 def test_methods_that_do_not_fit(others, message):

@@ -308,10 +308,26 @@ def test_states_are_averaged_by_their_own_weights():
         ({"name": "power_of_choice", "d": 3}, {}, "federation.sampler: cohort <= d <= clients must hold, got cohort=6"),
         ("oort", {"mean": "unbiased"}, "federation.mean: unbiased needs a sampler whose probabilities are known"),
         ({"name": "weighted", "exact": False}, {}, "exact=false goes with federation.weights: examples, got uniform"),
-        ("uniform", {"pace": {"select": 1.3}}, "federation.pace.select needs a virtual clock, got 1.3 without systems"),
-        ("uniform", {"pace": {"deadline": 3}}, "deadline goes with stragglers drop or partial, got deadline=3.0"),
-        ("uniform", {"pace": {"stragglers": "drop"}}, "deadline is missing: stragglers=drop needs it"),
-        ("weighted", {"sampling": "poisson"}, "sampler and mean go with sampling: fixed, got sampling=poisson"),
+        (
+            "uniform",
+            {"pace": {"select": 1.3}},
+            "federation.pace.select: needs a virtual clock, got 1.3 with systems=none",
+        ),
+        (
+            "uniform",
+            {"pace": {"deadline": 3}},
+            "deadline: goes with stragglers drop or partial, got 3.0 with stragglers=wait",
+        ),
+        (
+            "uniform",
+            {"pace": {"stragglers": "drop"}},
+            "stragglers: drop and partial need a deadline, got drop with deadline=none",
+        ),
+        (
+            "weighted",
+            {"sampling": "poisson"},
+            "federation.sampler: goes with sampling: fixed, got weighted with sampling=poisson",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(sampler, plan, message):
@@ -322,8 +338,11 @@ def test_mistakes_are_one_sentence(sampler, plan, message):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"aggregate": "median"}, "aggregate does not go with federation.sampler=weighted"),
-        ({"attack": {"name": "ipm", "share": 0.2}}, "attack does not go with federation.sampler=weighted"),
+        (
+            {"aggregate": "median"},
+            "aggregate: does not go with another sampler than uniform, which changes who is in a mean, got median",
+        ),
+        ({"attack": {"name": "ipm", "share": 0.2}}, "attack: does not go with another sampler than uniform"),
     ],
 )
 def test_rules_of_aggregation_need_plain_cohorts(keys, message):
@@ -333,5 +352,7 @@ def test_rules_of_aggregation_need_plain_cohorts(keys, message):
 
 def test_samplers_without_spares_refuse_them():
     made = digits("weighted", {"pace": {"select": 1.5}}, systems={})
-    with pytest.raises(ConfigError, match=r"federation.pace.select must be 1 with sampler weighted, got 1.5"):
+    with pytest.raises(
+        ConfigError, match=r"federation.pace.select: must be 1, since the sampler gives no spare clients, got 1.5"
+    ):
         prepare(made, "test")

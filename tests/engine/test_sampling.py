@@ -85,11 +85,17 @@ def test_cyclic_cohorts_keep_turns_apart(clients, cohort, separation):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"sampling": "cyclic"}, "separation is missing; give the rounds from one turn of a client to its next"),
-        ({"sampling": "poisson", "separation": 3}, "separation goes with sampling: cyclic, got poisson; drop it"),
+        (
+            {"sampling": "cyclic"},
+            "sampling: cyclic needs the rounds from one turn of a client to its next, got cyclic with separation=none",
+        ),
+        (
+            {"sampling": "poisson", "separation": 3},
+            "separation: goes with sampling: cyclic, got 3 with sampling=poisson; drop it",
+        ),
         (
             {"sampling": "cyclic", "separation": 10, "cohort": 54, "clients": 539},
-            "cohort * separation <= clients must hold, got cohort=54, separation=10, clients=539; lower one",
+            "cohort * separation <= clients must hold, got 10 with clients=539; lower it, or federation.cohort",
         ),
     ],
 )

@@ -207,13 +207,25 @@ def test_one_and_two_workers_give_the_same_bits(sampler, select, ray_here):
 @pytest.mark.parametrize(
     ("plan", "keys", "message"),
     [
-        ({"pace": {"select": 4}}, {"systems": {}}, "federation.pace.select: 24 of 20 clients cannot be selected"),
-        ({}, {"systems": {}, "aggregate": "median"}, "aggregate does not go with systems"),
-        ({"sampling": "poisson"}, {"systems": {}}, "federation.sampling does not go with systems"),
-        ({}, {"evaluate": {"seconds": 5}}, "evaluate.seconds needs a virtual clock, got no systems; add systems: {}"),
+        (
+            {"pace": {"select": 4}},
+            {"systems": {}},
+            "federation.pace.select: so many clients cannot be selected, got 4.0 with clients=20",
+        ),
+        ({}, {"systems": {}, "aggregate": "median"}, "aggregate: does not go with a virtual clock"),
+        ({"sampling": "poisson"}, {"systems": {}}, "federation.sampling: goes with no virtual clock"),
+        (
+            {},
+            {"evaluate": {"seconds": 5}},
+            "evaluate.seconds: needs a virtual clock, got 5.0 with systems=none; add systems: {}",
+        ),
         ({}, {"systems": {"devices": "mobile"}}, "systems.devices.name: no kind of devices is called mobile"),
-        ({"pace": {"notice": "never"}}, {"systems": {}}, "notice=never needs a deadline"),
-        ({"pace": {"least": 7}}, {"systems": {}}, "federation.pace.least: a round uses 6 clients at most, got least=7"),
+        ({"pace": {"notice": "never"}}, {"systems": {}}, "notice: never needs a deadline"),
+        (
+            {"pace": {"least": 7}},
+            {"systems": {}},
+            "federation.pace.least: no round uses so many clients, got 7 with federation.cohort=6",
+        ),
         ({"pace": {"deadline": 0, "stragglers": "drop"}}, {"systems": {}}, "federation.pace.deadline must be greater"),
         ({}, {"systems": {"dropout": 1.0}}, "systems.dropout must be less than 1, got 1.0"),
         ({}, {"systems": {"interrupt": "maybe"}}, "systems.interrupt must be 'session', 'end' or 'never', got 'maybe'"),

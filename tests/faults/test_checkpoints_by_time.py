@@ -56,7 +56,7 @@ def test_the_default_is_ten_minutes(tmp_path: Path):
 
 
 def test_a_run_without_a_folder_has_no_checkpoints(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"checkpoint\.seconds needs a folder for the run's files; give out"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.seconds: needs a folder for the run's files, got .*; give out"):
         run(small(tmp_path, checkpoint={"seconds": 5.0}))
 
 

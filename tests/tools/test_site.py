@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from fedfleet.engine.config.registry import Registry, resolve, signature
-from fedfleet.engine.config.schema import Experiment
+from fedfleet.engine.config.schema import Asynchronous, Experiment, Pace
 from fedfleet.engine.records import per_client
 from tests.tune.commands import invoke
 from tools.site import commands, configuration, equations, methods, parts, record, text
@@ -113,6 +113,16 @@ def cells(page: str) -> dict[str, list[str]]:
     """The rows of all tables, by their first cell without backquotes."""
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page.splitlines() if line.startswith("| `")]
     return {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def test_conflicts_name_keys_that_exist():
+    """Or a part of the run: the method and its arguments, the folder."""
+    known = {key.name for section in (Experiment, Pace, Asynchronous) for key in configuration.keys(section)}
+    for prefix, some in configuration.ALL_CONFLICTS.items():
+        for conflict in some:
+            for key in (f"{prefix}{conflict.key}", f"{prefix}{conflict.other}"):
+                part = key.startswith(("out", "aggregate.", "privacy", "systems"))
+                assert part or key in known or key.removeprefix("federation.pace.") in known, key
 
 
 def test_every_key_has_its_default():

@@ -128,7 +128,7 @@ def test_steps_and_epochs_exclude_each_other(file: str):
     local = load(file, ["federation.local.epochs=3"]).federation.local
     assert (local.epochs, local.steps, local.batch) == (3, None, 8)
     both = refused(file, "federation.local.epochs=3", "federation.local.steps=3")
-    assert both == "federation.local: give either steps or epochs, not both; drop one"
+    assert both == "federation.local.steps: give either steps or epochs, not both, got 3 with epochs=3; drop one"
 
 
 def test_an_alias_is_overridden_in_one_place(tmp_path: Path):

@@ -117,7 +117,7 @@ def test_an_objective_that_no_trial_records(tmp_path: Path):
     ("override", "begins"),
     [
         ("experiment.federation.cohrt=3", "experiment.federation.cohrt is not a key"),
-        ("experiment.federation.cohort=30", "experiment.federation: cohort <= clients must hold"),
+        ("experiment.federation.cohort=30", "experiment.federation.cohort: cohort <= clients must hold"),
         ("experiment.workload.dimm=3", "experiment.workload.dimm is not an argument of logistic"),
         ("experiment.workload.rows=0", "experiment.workload"),
         ("experiment.engine.device=gpu", "experiment.engine.device: must be auto"),

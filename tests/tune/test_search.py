@@ -205,7 +205,7 @@ def test_values_that_exclude_each_other_fail_their_trial(here: Path, capsys: pyt
     by_point = {tuple(t.params.values()): t for t in found.trials}
     refused = by_point.pop((8, 16))
     assert (refused.status, refused.rounds) == ("failed", 0)
-    assert refused.reason.startswith("federation: cohort <= clients")
+    assert refused.reason.startswith("federation.cohort: cohort <= clients")
     assert [t.status for t in by_point.values()] == ["finished"] * 3
     assert f"trial {refused.number}: failed: federation: cohort" in capsys.readouterr().err
     assert isinstance(found.results, Results)
@@ -234,7 +234,7 @@ def test_values_that_exclude_each_other_in_mlflow(here: Path):
         (place,) = [e.experiment_id for e in client.search_experiments() if e.name == "default"]
         (failed,) = client.search_runs([place], "tags.status = 'failed'")
         assert failed.info.status == "FAILED"
-        assert failed.data.tags["reason"].startswith("federation: cohort <= clients")
+        assert failed.data.tags["reason"].startswith("federation.cohort: cohort <= clients")
         assert {key: failed.data.params[f"federation.{key}"] for key in ("clients", "cohort")} == {
             "clients": "8",
             "cohort": "16",

@@ -163,7 +163,7 @@ def test_overrides_are_ranges_too():
         (["digits", "method.rule.lr={search: grid, values: [0.1, -1]}"], "lr"),
         (
             ["digits", "federation.cohort={search: int, low: 50, high: 200}"],
-            "cohort <= clients must hold, got cohort=200",
+            "cohort <= clients must hold, got 200 with clients=100",
         ),
         (["digits", "--paper-grid", "method.name=stem"], "no paper gives a grid for stem"),
         (["nowhere", "--resume"], "nowhere holds no search"),

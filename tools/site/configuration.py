@@ -10,16 +10,22 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from fedfleet.engine.config.conflicts import Conflict
 from fedfleet.engine.config.schema import (
     LARGEST_COUNT,
     AsIf,
     Asynchronous,
+    Engine,
     Experiment,
+    Federation,
+    Local,
     Pace,
     Privacy,
     Systems,
     WorkerGroup,
 )
+from fedfleet.engine.privacy.privacy_plan import MECHANISM_CONFLICTS
+from fedfleet.engine.runs.built_conflicts import BUILT_CONFLICTS
 from fedfleet.tune.search.plan import Search
 from fedfleet.tune.study.spec import Study
 
@@ -80,6 +86,22 @@ STUDY = """\
 
 `fedfleet study` reads a file with these keys; [the guide to studies](../howto/studies.md) shows a whole file.
 """
+CONFLICTS = """\
+## What does not go together { #conflicts }
+
+These settings are refused before a run starts, in one sentence with the key, the values and the remedy. `out` is the
+folder of the run. A plug-in may refuse more.
+"""
+ALL_CONFLICTS = {
+    "": (*Experiment.conflicts, *MECHANISM_CONFLICTS, *BUILT_CONFLICTS),
+    "federation.": Federation.conflicts,
+    "federation.local.": Local.conflicts,
+    "federation.pace.": (*Pace.conflicts, *Asynchronous.conflicts),
+    "engine.": Engine.conflicts,
+    "privacy.": Privacy.conflicts,
+    "privacy.as_if.": AsIf.conflicts,
+}
+"""What stands before the keys of rows -> the rows."""
 FILLED_IN = ("name", "notes")
 """Keys of a study that the command line fills in."""
 
@@ -109,7 +131,20 @@ def page() -> str:
     parts += [PACE, rows(keys(Pace, "federation.pace."))]
     parts += [ASYNCHRONOUS, rows(keys(Asynchronous, "federation.pace."))]
     parts += [SEARCH, rows(keys(Search, "search."))]
-    return "\n".join([*parts, STUDY, rows(key for key in keys(Study) if key.name not in FILLED_IN)])
+    parts += [STUDY, rows(key for key in keys(Study) if key.name not in FILLED_IN)]
+    return "\n".join([*parts, CONFLICTS, conflicts()])
+
+
+def conflicts() -> str:
+    """The table of what does not go together, in the order of the keys."""
+    found = [(prefix, each) for prefix, some in ALL_CONFLICTS.items() for each in some]
+    shown = sorted(conflict_row(prefix, each) for prefix, each in found)
+    return table(("key", "with", "why", "remedy"), shown)
+
+
+def conflict_row(prefix: str, conflict: Conflict) -> tuple[str, str, str, str]:
+    key, other = (f"`{prefix}{each}`" for each in (conflict.key, conflict.other))
+    return key, other, conflict.why, conflict.remedy
 
 
 def rows(found: Iterable[Key]) -> str:

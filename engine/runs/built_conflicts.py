@@ -1,0 +1,260 @@
+"""What does not go together where a part must be built to know it, such as a method or a rule of aggregation.
+
+What the configuration alone says is in the classes of its sections (`config/schema.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch.utils import _pytree as pytree
+
+from ...algorithms.aggregation.contract import Aggregator, Mean
+from ...algorithms.attacks.contract import Attack
+from ...algorithms.contract import Algorithm, Known
+from ...workloads.classification import Classification
+from ..aggregation.planning import planned_rule
+from ..cohorts.samplers import Sampler
+from ..config.conflicts import Conflict, refuse
+from ..config.schema import Asynchronous, Experiment, Pace, is_set
+from ..fleet.planner import build_sampler
+from ..method_form.state_spec import StateSpec
+from ..planning.execution_plan import why_no_chain
+from ..run_spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Built:
+    """A run, and what is built for it when a row asks for it."""
+
+    run_spec: RunSpec
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.run_spec.experiment
+
+    @property
+    def rule(self) -> Aggregator:
+        return self.run_spec.stage.rule
+
+    @property
+    def attack(self) -> Attack | None:
+        return self.run_spec.stage.attack
+
+    @cached_property
+    def method(self) -> Algorithm:
+        return self.run_spec.method()
+
+    @cached_property
+    def state_spec(self) -> StateSpec:
+        return StateSpec(self.method, self.run_spec.initial_model())
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        return build_sampler(self.run_spec)
+
+    @property
+    def pace(self) -> Pace | Asynchronous:
+        return self.experiment.federation.pace
+
+
+def rows(*given: tuple[str, str, str, str, Callable[[Built], object]]) -> tuple[Conflict, ...]:
+    """Rows whose last column looks at what is built."""
+    return tuple(Conflict(*each) for each in given)
+
+
+# --- rules of aggregation and attacks ---------------------------------------------------------------------------------
+def has_no_weights(built: Built) -> str:
+    """Which of the rule and of the parts before it has no weights, "" if all have."""
+    rule = built.rule
+    return next((each.called for each in (rule, *rule.before) if not each.takes_weights), "")
+
+
+def lacks_f(built: Built) -> str:
+    """Which of the parts before a rule needs the rule's f, where the rule has none; "" if there is none."""
+    rule = built.rule
+    lacking = (part.called for part in rule.before if getattr(part, "f", 0) is None and not hasattr(rule, "f"))
+    return next(lacking, "")
+
+
+AGGREGATION = rows(
+    (
+        *("aggregate.f", "attack", "known and expected count the clients of an attack", "give f as a number"),
+        lambda b: isinstance(b.rule.faults, str) and b.attack is None,
+    ),
+    (
+        *("privacy", "attack", "clipping and noise go with no attack", "drop one of them"),
+        lambda b: b.run_spec.privacy is not None and b.attack is not None,
+    ),
+    (
+        *("privacy", "aggregate", "clipping and noise go with the mean", "choose aggregate: mean"),
+        lambda b: b.run_spec.privacy is not None and not isinstance(planned_rule(b.run_spec), Mean),
+    ),
+    (
+        *("aggregate", "federation.weights", "a part of it has no weights", "set federation.weights: uniform"),
+        lambda b: b.experiment.federation.weights == "examples" and has_no_weights(b),
+    ),
+    (
+        *("attack", "aggregate.vectors", "searches against each vector by itself", "choose vectors: each"),
+        lambda b: getattr(b.attack, "searches", False) and b.rule.vectors != "each",
+    ),
+    (
+        *("aggregate.vectors", "aggregate.name", "joint is for rules that find weights", "leave it out"),
+        lambda b: b.rule.vectors == "joint" and b.rule.by == "columns",
+    ),
+    (
+        *("aggregate.before", "aggregate.name", "a part needs f, which the rule does not have"),
+        "give it there, as in {name: …, f: 2}",
+        lacks_f,
+    ),
+    (
+        *("aggregate.before", "aggregate.name", "the rule tolerates no Byzantine message that mixing spreads"),
+        "choose another rule, such as trimmed_mean",
+        lambda b: b.rule.mixed_is_unsafe and any(each.mixes for each in b.rule.before),
+    ),
+)
+
+# --- samplers and weights ---------------------------------------------------------------------------------------------
+SAMPLING = rows(
+    (
+        *("engine.kernels", "federation.sampler", "chain has no losses of single examples, which the sampler needs"),
+        "choose auto, native or torch, or utility: mean",
+        lambda b: b.experiment.engine.kernels == "chain" and b.sampler.needs_rms,
+    ),
+    (
+        *("federation.pace.least", "federation.cohort", "no round uses so many clients", "lower it"),
+        lambda b: isinstance(b.pace, Pace) and b.sampler.fixed and b.pace.least > b.experiment.federation.cohort,
+    ),
+    (
+        *("federation.pace.least", "federation.clients", "no round uses so many clients", "lower it"),
+        lambda b: isinstance(b.pace, Pace) and b.pace.least > b.experiment.federation.clients,
+    ),
+    (
+        *("federation.mean", "federation.sampler", "unbiased needs a sampler whose probabilities are known"),
+        "choose auto",
+        lambda b: b.experiment.federation.mean == "unbiased" and not b.sampler.has_probabilities,
+    ),
+    (
+        *("federation.pace.select", "federation.sampler", "must be 1, since the sampler gives no spare clients"),
+        "lower it",
+        lambda b: isinstance(b.pace, Pace) and b.pace.select > 1 and not b.sampler.gives_spares,
+    ),
+    *(
+        (
+            *(key, "method", "does not go with a method that weighs clients by their steps"),
+            "choose another method",
+            lambda b, key=key: is_set(b.experiment, key) and b.method.local_norms(1) is not None,
+        )
+        for key in ("privacy", "attack", "aggregate")
+    ),
+    (
+        *("workload", "method", "running statistics do not go with a method that weighs clients by their steps"),
+        "choose another method",
+        lambda b: b.run_spec.buffers and b.method.local_norms(1) is not None,
+    ),
+)
+
+
+# --- asynchronous runs ------------------------------------------------------------------------------------------------
+def follows_broadcasts(built: Built) -> bool:
+    """Whether clients must follow every broadcast, which a client in flight cannot."""
+    leaves = pytree.tree_leaves(built.state_spec.public, is_leaf=lambda part: isinstance(part, Known))
+    return any(isinstance(leaf, Known) for leaf in leaves)
+
+
+def sends_no_changes(built: Built) -> bool:
+    """Whether the messages of the method are no changes of a model."""
+    try:
+        built.method.origin(built.method.unpack(built.state_spec.public))
+    except NotImplementedError:
+        return True
+    return False
+
+
+def may_have_no_weight(built: Built) -> str:
+    """What is divided by the sum of weights that may all be 0, since all results of an update may be stale; "" if
+    nothing is."""
+    pace, spec = built.pace, built.state_spec
+    if not isinstance(pace, Asynchronous) or pace.weight != "threshold" or pace.c > 0:
+        return ""
+    if pace.staleness is not None and pace.staleness <= pace.b:
+        return ""
+    if pace.divide == "weights":
+        return "divide: weights"
+    if "averaged" in spec.parts:
+        return "a method that averages states"
+    return "a model with running statistics" if spec.statistics > 0 else ""
+
+
+def asynchronous(holds: Callable[[Built, Asynchronous], object]) -> Callable[[Built], object]:
+    """The condition, for asynchronous runs only."""
+    return lambda b: isinstance(b.pace, Asynchronous) and holds(b, b.pace)
+
+
+ASYNCHRONOUS = rows(
+    (
+        *("federation.pace.name", "method", "the method has no asynchronous form", "leave federation.pace out"),
+        asynchronous(lambda b, pace: b.method.stale),
+    ),
+    (
+        *("federation.pace.name", "method", "the clients of the method must follow every broadcast"),
+        "leave federation.pace out",
+        asynchronous(lambda b, pace: follows_broadcasts(b)),
+    ),
+    (
+        *("federation.pace.buffer", "method", "must be 2 or more with carry=average: a mean is taken over it"),
+        "raise it, or choose another carry",
+        asynchronous(lambda b, pace: pace.buffer == 1 and b.method.averages_states),
+    ),
+    (
+        *("federation.pace.once", "method", "false is for methods whose clients keep nothing from visit to visit"),
+        "leave it out",
+        asynchronous(lambda b, pace: not pace.once and pytree.tree_leaves(b.state_spec.client)),
+    ),
+    (
+        *("federation.pace.base", "method", "current mixes models, and the method sends no changes of a model"),
+        "choose download",
+        asynchronous(lambda b, pace: pace.base == "current" and sends_no_changes(b)),
+    ),
+    (
+        *("federation.pace.c", "federation.pace.b", "must be more than 0 where a mean is divided by the weights"),
+        "raise it, or discard results older than b by staleness",
+        may_have_no_weight,
+    ),
+)
+
+# --- kernels and numbers ----------------------------------------------------------------------------------------------
+ENGINE = rows(
+    (
+        *("engine.precision", "workload", "bfloat16 is for classification without running statistics", "choose same"),
+        lambda b: (
+            b.run_spec.precision is not None
+            and (b.run_spec.buffers or not isinstance(b.run_spec.workload, Classification))
+        ),
+    ),
+    (
+        *("engine.kernels", "workload", "chain is for cross-entropy of convolutions, ReLU, pooling and linear layers"),
+        "choose native or torch",
+        lambda b: b.experiment.engine.kernels == "chain" and why_no_chain(b.run_spec),
+    ),
+)
+
+# --- files ------------------------------------------------------------------------------------------------------------
+FILES = rows(
+    *(
+        (
+            *(key, "out", "needs a folder for the run's files", "give out"),
+            lambda b, key=key: b.run_spec.directory is None and is_set(b.experiment, key),
+        )
+        for key in ("checkpoint.every", "checkpoint.seconds", "checkpoint.folder", "tracking.clients")
+    )
+)
+
+BUILT_CONFLICTS = (*AGGREGATION, *SAMPLING, *ASYNCHRONOUS, *ENGINE, *FILES)
+
+
+def check_conflicts(built: Built) -> None:
+    """Raise ConfigError for the first settings of a run that do not go together."""
+    refuse(BUILT_CONFLICTS, built, built.experiment)
