@@ -182,7 +182,7 @@ def test_no_circles():
 
 
 def room(module: str) -> str:
-    """tune.search.space -> tune.search, a sub-package; tune.files -> tune.files, a module that stands alone."""
+    """tune.search.plan -> tune.search, a sub-package; tune.files -> tune.files, a module that stands alone."""
     return ".".join(module.split(".")[:2])
 
 

@@ -213,7 +213,8 @@ def test_a_detached_run_is_refused_where_its_folder_is_taken(tmp_path, ray_here,
 
 # --- searches and studies ---------------------------------------------------------------------------------------------
 def test_of_two_searches_in_one_folder_one_begins(tmp_path):
-    from fedfleet.tune.search.run import LOCK, search
+    from fedfleet.tune.search.folder import LOCK
+    from fedfleet.tune.search.run import search
 
     data: dict[str, Any] = {**setting(tmp_path), "search": {"trials": 1}}
     data["method"]["rule"]["lr"] = {"search": "loguniform", "low": 0.01, "high": 0.1}

@@ -12,7 +12,7 @@ import fedfleet
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.study.cells import cells
-from fedfleet.tune.study.check import check
+from fedfleet.tune.study.check import checked
 from fedfleet.tune.study.folder import Folder
 from fedfleet.tune.study.spec import Study, load
 
@@ -58,7 +58,7 @@ def test_the_level_without_overrides_is_the_parent_of_the_others():
 )
 def test_refusals(attack, more, why):
     with pytest.raises(ConfigError, match=why):
-        check(study(attack, **more))
+        checked(study(attack, **more))
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.expected_columns import check_column, columns
 from fedfleet.tune.files import load_data
-from fedfleet.tune.study.check import check
+from fedfleet.tune.study.check import checked
 from fedfleet.tune.study.spec import load
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Logistic
@@ -44,7 +44,7 @@ def test_a_column_that_no_run_records(tmp_path: Path, key: str, metric: str):
 
 @pytest.mark.parametrize("metric", ["eval/loss", "train/loss", "server/lr", "comm/bytes_up", "time/seconds"])
 def test_columns_of_all_kinds(tmp_path: Path, metric: str):
-    check(load(written(tmp_path, report={"metric": metric})))
+    checked(load(written(tmp_path, report={"metric": metric})))
 
 
 def test_no_data_are_loaded_for_the_columns_of_a_classification(monkeypatch: pytest.MonkeyPatch):
@@ -83,7 +83,7 @@ def test_a_column_of_one_method_alone(tmp_path: Path):
         "    return Telling(made.rule, made.estimator, made.server)\n"
         "METHODS = {'fedsgd': fedsgd}\n"
     )
-    check(load(written(tmp_path, methods=methods, plugins=[str(plugin)], report={"metric": "server/mine"})))
+    checked(load(written(tmp_path, methods=methods, plugins=[str(plugin)], report={"metric": "server/mine"})))
     message = refused(tmp_path, methods=methods, plugins=[str(plugin)], report={"metric": "server/min"})
     assert "did you mean server/mine?" in message
 

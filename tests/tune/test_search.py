@@ -20,12 +20,13 @@ from fedfleet.engine import run
 from fedfleet.engine.config.schema import Tracking
 from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.tune.files import load
-from fedfleet.tune.search import Found, search
+from fedfleet.tune.search.folder import same
+from fedfleet.tune.search.optuna_storage import storage_url
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.results import Results
-from fedfleet.tune.search.run import same
+from fedfleet.tune.search.run import Found, search
 from fedfleet.tune.search.tracking import SearchTracker
-from fedfleet.tune.search.trial_store import Trial, TrialStore, storage_url
+from fedfleet.tune.search.trial_store import Trial, TrialStore
 
 from .commands import invoke
 
@@ -470,7 +471,7 @@ def test_eight_at_once_in_mlflow(here: Path, ray_here: None):
 TWO_CORES = """
 import json, os, sys
 import ray
-from fedfleet.tune.search import search
+from fedfleet.tune.search.run import search
 
 os.environ["RAY_worker_niceness"] = "0"  # as in the command; Ray's default of 15 starves workers
 

@@ -8,9 +8,9 @@ from fedfleet.algorithms.contract import Algorithm
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.run_spec import RunSpec
+from fedfleet.tune.ranges import decided, points, ranges
 from fedfleet.tune.search.paper_grids import COMPRESSED, GRIDS, choose, decades, with_grid
 from fedfleet.tune.search.plan import plan
-from fedfleet.tune.search.space import decided, points, ranges
 
 ALL = [(method, paper) for method, papers in GRIDS.items() for paper in papers]
 

@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from fedfleet.engine import run
-from fedfleet.tune.search import search
+from fedfleet.tune.search.optuna_storage import storage_url
 from fedfleet.tune.search.plan import plan
-from fedfleet.tune.search.trial_store import TrialStore, storage_url
+from fedfleet.tune.search.run import search
+from fedfleet.tune.search.trial_store import TrialStore
 
 from .commands import COMMAND, until
 from .test_search import EXCESS, spec

@@ -11,8 +11,8 @@ import yaml
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.files import load, load_data
+from fedfleet.tune.ranges import KINDS, corners, decided, points, ranges
 from fedfleet.tune.search.plan import Plan, plan
-from fedfleet.tune.search.space import KINDS, corners, decided, points, ranges
 
 from .commands import invoke
 

@@ -25,10 +25,11 @@ from fedfleet.engine.stopping import Stop
 from fedfleet.engine.storage.lock import exclusive
 from fedfleet.tune.executor.executor import processes_here
 from fedfleet.tune.search.plan import plan
+from fedfleet.tune.study.direction import with_direction
 from fedfleet.tune.study.folder import Folder
-from fedfleet.tune.study.ranges import run_searches
 from fedfleet.tune.study.spec import load
 from fedfleet.tune.study_run.runner import run_study
+from fedfleet.tune.study_run.searching import run_searches
 from fedfleet.tune.study_run.tracking import StudyTracker
 
 from ..faults.runs import untimed
@@ -436,8 +437,8 @@ def test_jobs_bound_the_searches(
     asked: list[Any] = []
     monkeypatch.setattr("fedfleet.workloads.processors.affinity", lambda: 8)
     monkeypatch.setattr("fedfleet.workloads.processors.quota", lambda: math.inf)
-    monkeypatch.setattr("fedfleet.tune.search.search", lambda data, *_, **__: asked.append(plan(data)))
-    assert run_searches(load(file), Folder(tmp_path / "out"), jobs, Stop()) == []
+    monkeypatch.setattr("fedfleet.tune.study_run.searching.search", lambda data, *_, **__: asked.append(plan(data)))
+    assert run_searches(with_direction(load(file)), Folder(tmp_path / "out"), jobs, Stop()) == []
     (wanted,) = asked
     assert (wanted.settings.concurrent, wanted.settings.together) == (concurrent, together)
     assert processes_here(Engine.model_validate(wanted.data["engine"])) == processes

@@ -14,10 +14,10 @@ import yaml
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.report.findings import chosen_by
 from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
-from fedfleet.tune.study.check import check, resolve
+from fedfleet.tune.study.check import checked, resolve
+from fedfleet.tune.study.direction import with_direction
 from fedfleet.tune.study.folder import Folder
-from fedfleet.tune.study.grids import points
-from fedfleet.tune.study.ranges import searches
+from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import Study, load, shipped
 
 from .commands import invoke
@@ -36,13 +36,6 @@ def test_cells_are_methods_times_levels_times_seeds(tmp_path: Path):
     data = found[1].data
     assert (data["seed"], data["workload"]["beta"], data["method"]["rule"]["lr"]) == (1, 0.5, 0.1)
     assert data["engine"]["backend"] == "local"
-
-
-def test_a_grid_has_every_point_once():
-    grid = {"a": {"search": "grid", "values": [1, 2]}, "b": {"c": {"search": "choice", "values": ["x", "y"]}}}
-    found = list(points(grid))
-    assert [chosen for chosen, _ in found] == [{"a": a, "b.c": c} for a in (1, 2) for c in ("x", "y")]
-    assert [data for _, data in found] == [{"a": a, "b": {"c": c}} for a in (1, 2) for c in ("x", "y")]
 
 
 def test_the_best_trial_is_the_cell(tmp_path: Path):
@@ -139,7 +132,7 @@ def test_one_point_for_levels_with_other_grids(tmp_path: Path, lr: Any):
     assert f"got once, where methods.FedAvg has {told}; change it" in done.stderr
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="got once"):
-        check(load(written(tmp_path, **change, tune={"each": "once"})))
+        checked(load(written(tmp_path, **change, tune={"each": "once"})))
     for each in ("level", "cell"):
         study = load(written(tmp_path, **change, tune={"each": each}))
         assert len(trials(study)) == 2 * (2 + (large if large > 1 else 0))
@@ -242,7 +235,7 @@ def scored_by(study: Study) -> list[Cell]:
 def test_an_override_of_epochs_removes_the_steps(tmp_path: Path):
     study = load(written(tmp_path), ["experiment.federation.local.epochs=1"])
     assert study.experiment["federation"]["local"] == {"epochs": 1, "batch": 10}
-    check(study)
+    checked(study)
 
 
 def test_rounds_that_are_no_number_are_told(tmp_path: Path):
@@ -285,7 +278,7 @@ def test_plugins_of_the_base_and_of_the_experiment(tmp_path: Path, monkeypatch: 
         "second/second.py",
     ]
     assert cells(study)[0].data["plugins"] == list(study.plugins)
-    check(study)
+    checked(study)
     (tmp_path / "more.py").write_text(PLUGIN.format("more"))
     assert load("second/top.yaml", ["experiment.plugins=[more.py]"]).plugins == (
         *study.plugins,
@@ -460,7 +453,7 @@ def test_which_values_are_better_follows_from_the_metric(tmp_path: Path, report:
     experiment = {"workload": "absolute", "federation": {"clients": 8, "cohort": 4}}
     axes = {"part": {"key": "workload.partition", "values": ["iid"]}}
     changes = {"plugins": ["absolute.py"], "experiment": experiment, "axes": axes, "tune": {"each": "cell"}}
-    study = load(written(tmp_path, **changes, report=report))
+    study = with_direction(load(written(tmp_path, **changes, report=report)))
     assert study.report.best == best
     kept = Folder(tmp_path / "kept")
     kept.keep(study)
@@ -470,7 +463,7 @@ def test_which_values_are_better_follows_from_the_metric(tmp_path: Path, report:
 def test_a_study_is_tuned_for_the_lowest_loss(tmp_path: Path):
     """The best of two step sizes at which the losses are 0.9 and 0.2."""
     study, folder = (
-        load(written(tmp_path, tune={"each": "cell"}), ["report.metric=eval/loss"]),
+        with_direction(load(written(tmp_path, tune={"each": "cell"}), ["report.metric=eval/loss"])),
         Folder(tmp_path / "out"),
     )
     folder.final = lambda cell, metric, by: {0.1: 0.9, 0.01: 0.2}[cell.data["method"]["rule"]["lr"]]
@@ -481,13 +474,13 @@ def test_a_study_is_tuned_for_the_lowest_loss(tmp_path: Path):
 def test_metrics_that_are_better_in_two_directions(tmp_path: Path):
     """Settings are chosen by the direction of the metric that decides, also where the report has another one."""
     changes = {"tune": {"each": "cell", "metric": "eval/accuracy"}, "report": {"metric": "eval/loss"}}
-    study = load(written(tmp_path, **changes))
+    study = with_direction(load(written(tmp_path, **changes)))
     assert (study.report.best, study.deciding_best) == ("min", "max")
     folder = Folder(tmp_path / "out")
     folder.keep(study)
     folder.final = lambda cell, metric, by: 0.7
     assert (folder.study.deciding_best, folder.score(cells(study)[0], study)) == ("max", 0.7)
-    assert load(written(tmp_path, **changes), ["report.best=min"]).deciding_best == "min"
+    assert with_direction(load(written(tmp_path, **changes), ["report.best=min"])).deciding_best == "min"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import warnings
 
+import optuna
+
+from ..ranges import code
+from .optuna_storage import distribution
 from .plan import Plan
-from .space import code
 from .trial_store import Trial
 
 LEAST_TRIALS = 8
@@ -24,12 +27,10 @@ def importances(plan: Plan, trials: list[Trial]) -> dict[str, dict[str, float]]:
     PED-ANOVA compares where the best tenth of the trials lies with where all of them lie. It needs no model of the
     objective, and no random numbers.
     """
-    import optuna
-
     done = [trial for trial in trials if trial.values]
     if len(plan.ranges) < 2 or len(done) < LEAST_TRIALS:
         return {}
-    spaces = {one.key: one.distribution() for one in plan.ranges}
+    spaces = {one.key: distribution(one) for one in plan.ranges}
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -13,7 +13,7 @@ from ...engine.config.schema import LARGEST_COUNT, Experiment, Section, experime
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded_address
-from .space import Range, code, corners, decided, ranges
+from ..ranges import Range, code, corners, decided, ranges
 
 TOTALS = ("bytes", "seconds")
 """Objectives that are no columns of the record: bytes in both directions, and seconds, of a whole run."""
@@ -26,6 +26,8 @@ TRIALS_OF_PROCESS = 64
 trial takes memory and a thread."""
 
 MODES = {"min": "minimize", "max": "maximize"}
+MODES_OF = {word.upper(): mode for mode, word in MODES.items()}
+"""Optuna's name of a direction -> mode."""
 
 
 class Search(Section):

@@ -14,9 +14,9 @@ from ...engine.storage.secrets import redacted
 from ..page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
 from ..page.html import render
 from ..quantities import is_share, shown
+from ..ranges import Range, number
 from .importance import importances, may_have_importances
 from .plan import CHOSE_A_SEED, Plan
-from .space import Range, number
 from .trial_store import Trial, TrialStore
 
 LEADERS = 6

@@ -12,8 +12,9 @@ from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError, nearest
 from ...engine.rounds.driver import Record
 from ...engine.runs.chart import needs
+from .folder import trial_folder
 from .plan import Plan
-from .trial_source import SearchObserver, add_record, trial_folder
+from .trial_source import SearchObserver, add_record
 from .trial_store import Trial
 
 if TYPE_CHECKING:

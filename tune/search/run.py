@@ -4,51 +4,42 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import yaml
+from optuna import Study, load_study
 
-from ...engine.config.differences import FREE_KEYS, flatten
-from ...engine.config.schema import Experiment
-from ...engine.config.yaml_text import parse
-from ...engine.errors import ConfigError, FedFleetError, Interrupted, first_line
-from ...engine.run_spec import RUN_ID
+from ...engine.config.schema import Experiment, experiment
+from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.runs.chart import needs
 from ...engine.runs.expected_columns import check_column
-from ...engine.runs.folder_kinds import refuse_other_kind
-from ...engine.runs.launch import new_run_id, prepare
+from ...engine.runs.launch import prepare
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.atomic_write import write
 from ...engine.storage.expanded import expanded
 from ...engine.storage.lock import exclusive
-from ...engine.storage.plain_files import read_text
 from ...engine.storage.secrets import redacted_data
 from ..executor.executor import Executor, check_together, processes_here, why_not_together
 from ..executor.jobs import Jobs
 from ..executor.source import remove_resume_files
-from ..files import read
+from ..ranges import corners, decided
+from .folder import BEST, LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
+from .optuna_storage import open_storage, storage_url
 from .plan import TOTALS, Plan, plan
+from .progress import SearchProgress
 from .report import import_packages, write_search_report
 from .results import Results
-from .space import corners, decided
-from .trial_source import SearchObserver, TrialSource, inner, trial_folder
-from .trial_store import Trial, TrialStore, open_storage, storage_url
+from .tracking import SearchTracker
+from .trial_source import SearchObserver, TrialSource, inner
+from .trial_store import Trial, TrialStore
 
 if TYPE_CHECKING:
     import pandas as pd
-    from optuna import Study
     from ray.tune import ResultGrid
-
-SAVED = "search.yaml"
-KEPT = "search.json"
-BEST = "best.yaml"
-LOCK = ".search.lock"
-PREPARED = (SAVED, KEPT, "search.db")
-"""Files that are written before the first trial."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +66,6 @@ class Found:
     @property
     def study(self) -> Study:
         """The study of Optuna, with all trials and their values after every evaluated round."""
-        from optuna import load_study
-
         return load_study(study_name=self.study_name, storage=open_storage(self.storage))
 
     def to_pandas(self) -> pd.DataFrame:
@@ -106,8 +95,6 @@ class Found:
     @property
     def experiment(self) -> Experiment:
         """The best trial's experiment."""
-        from ...engine.config.schema import experiment
-
         return experiment(self.best)
 
     def summary(self) -> dict[str, Any]:
@@ -163,33 +150,9 @@ def search(
             return conducted(source, jobs, stop)
 
 
-def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
-    """Raise ConfigError if the folder holds a search and it must not be resumed, or is a different one, or if it holds
-    a run or a study."""
-    there = (folder / SAVED).is_file()
-    if not there:
-        refuse_other_kind(folder, "search")
-    if there and not resume:
-        raise ConfigError(f"{folder} already holds a search; choose another folder, remove it, or resume it")
-    if there:
-        same(load(folder), wanted, folder)
-
-
-@contextmanager
-def nothing_left(folder: Path) -> Iterator[None]:
-    """On a ConfigError, remove the files PREPARED, except those that existed before."""
-    missing = [folder / name for name in PREPARED if not (folder / name).exists()]
-    try:
-        yield
-    except ConfigError:
-        for path in missing:
-            path.unlink(missing_ok=True)
-        raise
-
-
 def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> TrialSource:
     """Prepare everything except the trials, so that configuration errors are raised before anything runs."""
-    kept = identity(folder, wanted)
+    kept = search_ids(folder, wanted)
     data = wanted.plain()
     has_secrets = redacted_data(data) != data  # they stay in the file, for a search that is resumed from it
     write(folder / SAVED, yaml.safe_dump(data, sort_keys=False), private=has_secrets)
@@ -198,16 +161,13 @@ def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> 
     return TrialSource(wanted, store, folder, kept.search_id, watched_by)
 
 
-def store_of(wanted: Plan, folder: Path, kept: Identity) -> TrialStore:
+def store_of(wanted: Plan, folder: Path, kept: SearchIds) -> TrialStore:
     """The trials of the search in a folder."""
     url = storage_url(wanted.settings.storage, folder)
     return TrialStore(wanted, url, kept.study, kept.search_id, earlier=not kept.owns)
 
 
 def observers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[SearchObserver]:
-    from .progress import SearchProgress
-    from .tracking import SearchTracker
-
     tracking = first_experiment(wanted).tracking
     found: list[SearchObserver] = [SearchProgress(wanted)] if progress else []
     if tracking.uri != "none" and tracking.name == "mlflow":
@@ -336,85 +296,10 @@ def try_out(wanted: Plan, folder: Path) -> None:
         check_column(name, "search.objectives", [first], TOTALS)
 
 
-class Identity(NamedTuple):
-    """The content of search.json. owns: whether the study bears the search's id; those of older searches may not."""
-
-    search_id: str
-    study: str
-    owns: bool = False
-
-
-def identity(folder: Path, wanted: Plan) -> Identity:
-    """The search's id and the name of its Optuna study; a resumed search keeps both."""
-    path = folder / KEPT
-    if path.is_file():
-        return kept_identity(path)
-    search_id = new_run_id()
-    study = wanted.settings.study or f"{wanted.data.get('name') or 'search'}-{search_id}"
-    kept = Identity(search_id, study, owns=True)
-    write(path, json.dumps(kept._asdict()) + "\n")
-    return kept
-
-
-def kept_identity(path: Path) -> Identity:
-    """The content of a search.json. Raises ConfigError if it is damaged."""
-    try:
-        found = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        wrong = first_line(error)
-    else:
-        known = found if isinstance(found, dict) else {}
-        search_id, study = known.get("search_id"), known.get("study")
-        if isinstance(study, str) and study and isinstance(search_id, str) and RUN_ID.fullmatch(search_id):
-            return Identity(search_id, study, known.get("owns") is True)
-        wrong = "it names no search and its study"
-    raise ConfigError(
-        f'{path} is damaged ({wrong}); write {{"search_id": "ID", "study": "NAME"}} into it, as the search\'s storage '
-        "has them"
-    )
-
-
-def load(folder: Path) -> Plan:
-    """The search that a folder holds."""
-    path = folder / SAVED
-    if not path.is_file():
-        raise ConfigError(f"{folder} holds no search; give the folder that `fedfleet search` wrote")
-    data = parse(read(path), str(path))
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} is damaged ({data!r}); put the search's experiment back")
-    return plan(data)
-
-
 def report_again(folder: Path, page: Path) -> Path:
     """Write the page of the trials that the search in a folder has so far; returns its path."""
     saved = load(folder)
-    return write_search_report(saved, store_of(saved, folder, identity(folder, saved)), page)
-
-
-FREE = ("trials", "concurrent", "together", "workers", "keep_models")
-"""Settings of a search that may change when it is resumed."""
-FREE_OF_ENGINE = ("engine.on_failure", "engine.keep_state", "engine.store", "engine.port")
-FREE_OF_TRIALS = ("name", "plugins", *FREE_OF_ENGINE, *FREE_KEYS)
-FREE_SECTIONS_OF_TRIALS = ("tracking.", "checkpoint.")
-"""Settings of the experiment that may change too: no value of a trial depends on them. Parts of plugins have names."""
-
-
-def same(kept: Plan, wanted: Plan, folder: Path) -> None:
-    """Raise ConfigError if the search in the folder differs from the wanted one in a setting that must not change."""
-    old, new = settings_of_trials(kept), settings_of_trials(wanted)
-    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    before, now = (each.settings.model_dump(exclude=set(FREE)) for each in (kept, wanted))
-    differing += [f"search.{key}" for key in now if before[key] != now[key]]
-    if differing:
-        raise ConfigError(f"the search in {folder} differs in {', '.join(differing)}; undo these changes")
-
-
-def settings_of_trials(plan: Plan) -> dict[str, Any]:
-    """The settings that the values of trials may depend on, by dotted key. Settings that the data lack have their
-    defaults, so that one may be written out."""
-    defaults = Experiment(workload="", method="").plain()
-    found = {**flatten(defaults), **flatten(plan.data)}
-    return {k: v for k, v in found.items() if k not in FREE_OF_TRIALS and not k.startswith(FREE_SECTIONS_OF_TRIALS)}
+    return write_search_report(saved, store_of(saved, folder, search_ids(folder, saved)), page)
 
 
 def clean_up_ended(source: TrialSource) -> None:

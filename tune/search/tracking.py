@@ -18,14 +18,15 @@ from ...engine.rounds.driver import Record
 from ...engine.run_spec import RunSpec
 from ...engine.runs.saved_files import load_model
 from ...engine.storage.secrets import redacted_data
+from ..ranges import decided
 from ..tracking.mlflow_writer import TOP, End, Writer
 from ..tracking.origin import origin
 from ..tracking.run import model_of
 from ..tracking.run_header import RunHeader, header_of
 from ..tracking.stores import store
+from .folder import trial_folder
 from .plan import Plan
-from .space import decided
-from .trial_source import SearchObserver, trial_folder
+from .trial_source import SearchObserver
 from .trial_store import Trial
 
 

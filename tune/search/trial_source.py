@@ -12,6 +12,7 @@ from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, nearest
 from ...engine.rounds.driver import Record
 from ..executor.source import DIED, Report, RunRequest, Source
+from .folder import trial_folder
 from .plan import TOTALS, Plan
 from .trial_store import Proposal, Trial, TrialStore
 
@@ -152,11 +153,6 @@ class TrialSource(Source):
         ended = self.store.trial(number)
         for observer in self.observers:
             observer.trial_ends(ended)
-
-
-def trial_folder(search: Path, number: int) -> Path:
-    """The folder of a trial's run. search: the search's folder."""
-    return search / "trials" / f"{number:04d}"
 
 
 def inner(made: Experiment, workers: int) -> Experiment:

@@ -6,18 +6,17 @@ storage alone: trials that had not ended are run again, with the same numbers an
 
 from __future__ import annotations
 
-import logging
 import warnings
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...engine.errors import ConfigError
-from ...engine.storage.secrets import redacted
-from .plan import INDEPENDENT, Plan, starts
-from .warm_start import IMPORTED, MODES_OF, earlier_trials, imported
+import optuna
+from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 
-LOCKED_SECONDS = 60
-"""How long SQLite waits for a reader, such as a dashboard."""
+from ...engine.errors import ConfigError
+from .optuna_storage import open_storage
+from .plan import INDEPENDENT, MODES_OF, Plan, starts
+from .samplers import sampler
+from .warm_start import IMPORTED, earlier_trials, imported
 
 ENDED = {"finished": "COMPLETE", "pruned": "PRUNED", "diverged": "PRUNED", "failed": "FAIL"}
 """How a trial ended -> Optuna's state. Diverged trials count as pruned, so that TPE learns to avoid their values."""
@@ -52,10 +51,8 @@ class TrialStore:
     def __init__(self, plan: Plan, url: str, name: str, search_id: str = "", earlier: bool = False) -> None:
         """search_id: of the search that the study belongs to; "" opens a study of no search. earlier: whether the
         search began when studies did not bear ids; then a study without one is taken for its own."""
-        import optuna
-
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.plan, self.optuna = plan, optuna
+        self.plan = plan
         self.storage = open_storage(url)
         self.study = self._study(name, search_id, earlier)
         self.study_id = self.storage.get_study_id_from_name(name)
@@ -68,9 +65,7 @@ class TrialStore:
         self.waiting = sum(t.state.name == "WAITING" for t in there)  # points to try first, as `starts` has them
 
     def _study(self, name: str, search_id: str, earlier: bool) -> Any:
-        from .samplers import sampler
-
-        study = self.optuna.create_study(
+        study = optuna.create_study(
             study_name=name,
             storage=self.storage,
             sampler=sampler(self.plan),
@@ -91,7 +86,7 @@ class TrialStore:
         if owner != search_id:
             study.set_user_attr(OWNER, search_id)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(list(self.plan.settings.objectives))  # for dashboards
         return study
 
@@ -115,7 +110,7 @@ class TrialStore:
         """The next trial to run: first those that had not ended, then a new one; None when there are enough."""
         if self.unfinished:
             number = self.unfinished.pop(0)
-            trial = self.optuna.trial.Trial(self.study, self.ids[number])
+            trial = optuna.trial.Trial(self.study, self.ids[number])
         elif len(self.ids) < self.plan.trials:
             trial = self._new_trial()
             self.ids[trial.number] = trial._trial_id
@@ -130,7 +125,7 @@ class TrialStore:
         trials. It takes longer than all the rest where thousands are under way, and so is used only if it is needed.
         """
         if self.waiting == 0 and self.plan.sampler in INDEPENDENT:
-            return self.optuna.trial.Trial(self.study, self.storage.create_new_trial(self.study_id))
+            return optuna.trial.Trial(self.study, self.storage.create_new_trial(self.study_id))
         self.waiting = max(0, self.waiting - 1)
         return self.study.ask()
 
@@ -155,7 +150,7 @@ class TrialStore:
         """Record how a trial ended. facts: further attributes of the trial."""
         for key, value in {"status": status, **facts}.items():
             self.storage.set_trial_user_attr(self.ids[number], key, value)
-        state = self.optuna.trial.TrialState[ENDED[status]]
+        state = optuna.trial.TrialState[ENDED[status]]
         self.study.tell(number, values if status == "finished" else None, state=state)
 
     # --- what there is --------------------------------------------------------------------------------------------
@@ -197,33 +192,11 @@ class TrialStore:
         return Trial(trial.number, attrs.get("status", "running"), params, values, rounds, attrs.get("reason", ""))
 
 
-def pruner(plan: Plan) -> Any:
+def pruner(plan: Plan) -> BasePruner:
     """Optuna's pruner for the settings."""
-    from optuna.pruners import MedianPruner, NopPruner, SuccessiveHalvingPruner
-
     grace = plan.settings.grace
     if plan.settings.pruner == "asha":
         return SuccessiveHalvingPruner(min_resource=grace, reduction_factor=plan.settings.reduction)
     if plan.settings.pruner == "median":
         return MedianPruner(n_warmup_steps=grace)
     return NopPruner()
-
-
-def storage_url(asked: str, folder: Path) -> str:
-    """The URL of the storage. asked: the setting, a URL or auto."""
-    return f"sqlite:///{folder.resolve() / 'search.db'}" if asked == "auto" else asked
-
-
-def open_storage(url: str) -> Any:
-    """Optuna's storage at a URL; ConfigError if it cannot be opened."""
-    from optuna.storages import RDBStorage, get_storage
-
-    logging.getLogger("alembic").setLevel(logging.ERROR)
-    waits = {"connect_args": {"timeout": LOCKED_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    try:
-        return get_storage(RDBStorage(url, engine_kwargs=waits))
-    except Exception as error:  # SQLAlchemy, a missing driver and Optuna raise different classes
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"search.storage: {redacted(url)} cannot be opened: {redacted(reason)}; give auto or the URL of a database"
-        ) from None

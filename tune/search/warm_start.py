@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from optuna import get_all_study_names, load_study
+from optuna.trial import TrialState, create_trial
+
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.secrets import redacted
-from .plan import MODES, Plan
+from .folder import KEPT, kept_ids, load
+from .optuna_storage import distribution, open_storage, storage_url
+from .plan import MODES_OF, Plan
 
 KEY = "search.warm_start"
 
@@ -26,8 +31,6 @@ def earlier_trials(plan: Plan) -> Iterator[Any]:
 
     Raises ConfigError for a search that cannot be read, or that has other ranges or objectives than the plan.
     """
-    from optuna.trial import TrialState, create_trial
-
     for source in plan.settings.warm_start:
         study = study_of(source)
         check_objectives(plan, study, redacted(source))
@@ -47,8 +50,6 @@ def earlier_trials(plan: Plan) -> Iterator[Any]:
 
 def study_of(source: str) -> Any:
     """The study of Optuna in the folder of a search, or in a storage: URL, or URL#STUDY if it has several."""
-    from optuna import get_all_study_names, load_study
-
     url, name = place_of(source)
     storage = opened(url)
     names = get_all_study_names(storage)
@@ -62,16 +63,12 @@ def study_of(source: str) -> Any:
 
 def place_of(source: str) -> tuple[str, str]:
     """(URL of the storage, name of the study or "")."""
-    from .trial_store import storage_url
-
     if "://" in source:
         url, _, name = source.partition("#")
         return url, name
     folder = Path(source)
     try:
-        from .run import KEPT, kept_identity, load
-
-        return storage_url(load(folder).settings.storage, folder), kept_identity(folder / KEPT).study
+        return storage_url(load(folder).settings.storage, folder), kept_ids(folder / KEPT).study
     except ConfigError:
         raise ConfigError(
             f"{KEY}: {source} holds no search; give the folder of one, or the URL of Optuna's storage"
@@ -80,8 +77,6 @@ def place_of(source: str) -> tuple[str, str]:
 
 def opened(url: str) -> Any:
     """The storage at a URL. Optuna would create a SQLite file that is not there."""
-    from .trial_store import open_storage
-
     file = url.partition("///")[2]
     if url.startswith("sqlite") and not Path(file).is_file():
         raise ConfigError(f"{KEY}: there is no file {file}; give the folder of a search, or the URL of a storage")
@@ -98,12 +93,9 @@ def check_objectives(plan: Plan, study: Any, source: str) -> None:
         raise ConfigError(f"{KEY}: {source} searched for {found}, and this search is for {ours}; leave it out")
 
 
-MODES_OF = {word.upper(): mode for mode, word in MODES.items()}
-
-
 def check_ranges(plan: Plan, theirs: dict[str, Any], source: str) -> None:
     """Raise ConfigError if the ranges of an earlier search are not those of the plan."""
-    ours = {one.key: one.distribution() for one in plan.ranges}
+    ours = {one.key: distribution(one) for one in plan.ranges}
     differ = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if differ:
         key = differ[0]

@@ -2,7 +2,8 @@
 
 spec        the study file
 cells       the runs of a study, and the choice of tuned settings
+searches    the searches of methods with ranges instead of grids
+direction   whether larger or smaller values of its metrics are better
 check       refuses a study that could not run
 folder      the results in the study's folder
-grids       values to try; ranges: the searches instead of grids
 """

@@ -18,7 +18,7 @@ from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.sha256 import sha256_of_json
 from ..files import override
-from .grids import has_ranges, points
+from ..ranges import corners, decided, points, ranges
 from .spec import CLIENTS, COHORT, ROUNDS, Study
 
 WITHOUT_EFFECT = (
@@ -224,10 +224,23 @@ def fork_round(number: int, full: int, data: dict[str, Any]) -> int:
 
 
 def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> Iterator[Cell]:
-    """A cell for each point of the method's grids; a single one with its ranges if it has ranges (see `ranges`)."""
+    """A cell for each point of the method's grids; a single one with its ranges if it has ranges (see `searches`)."""
     data = planned(study, method, overrides, seed)
-    for settings, point in [({}, data)] if has_ranges(data) else points(data):
-        yield made(method, place, seed, settings, point)
+    if has_ranges(data):
+        yield made(method, place, seed, {}, data)
+        return
+    for settings in points(ranges(data)):
+        yield made(method, place, seed, settings, decided(data, settings))
+
+
+def has_ranges(data: dict[str, Any]) -> bool:
+    """Whether the data contain a range that is no grid."""
+    return not all(one.listed for one in ranges(data))
+
+
+def first_values(data: dict[str, Any]) -> dict[str, Any]:
+    """The experiment with the first value of each grid and the lower end of each range."""
+    return decided(data, next(corners(ranges(data))))
 
 
 def made(method: str, place: tuple[str, ...], seed: int, settings: dict[str, Any], data: dict[str, Any]) -> Cell:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ...algorithms.contract import Deferred
 from ...algorithms.tree import Layout
@@ -20,18 +19,19 @@ from ...engine.run_spec import RunSpec
 from ...engine.runs.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ..tracking.stores import store
-from .cells import Cell, cells, grid, levels, planned
-from .grids import has_ranges, points
-from .ranges import check_ranges
+from .cells import Cell, cells, first_values, grid, has_ranges, levels, planned
+from .direction import with_direction
+from .searches import check_searches
 from .spec import Study
 
 
-def check(study: Study) -> None:
-    """Raise ConfigError for a study that could not run as it is written.
+def checked(study: Study) -> Study:
+    """The study with the directions of its metrics. Raises ConfigError for one that could not run as it is written.
 
     All names and arguments are resolved for each method and level. The data are loaded and the model is built once for
     each level.
     """
+    study = with_direction(study)
     for number, (place, overrides) in enumerate(levels(study)):
         for method in study.methods:
             offered = [*grid(study, method, place, overrides, study.seeds[0])]
@@ -43,9 +43,10 @@ def check(study: Study) -> None:
                     prepare(experiment(offered[0].data), "check", Path("."))
     if study.tracking.uri != "none":
         store(study.tracking.uri)
-    check_ranges(study)
+    check_searches(study)
     check_metrics(study)
     check_forks(study)
+    return study
 
 
 def check_forks(study: Study) -> None:
@@ -78,15 +79,6 @@ def check_metrics(study: Study) -> None:
     for experiments in by_workload.values():
         for key, column in {column: key for key, column in reversed(wanted.items())}.items():
             check_column(key, column, experiments[: len(study.methods)])
-
-
-def first_values(data: dict[str, Any]) -> dict[str, Any]:
-    """The experiment with the first value of each grid and the lower end of each range."""
-    if not has_ranges(data):
-        return next(points(data))[1]
-    from ..search.space import corners, decided, ranges
-
-    return decided(data, next(corners(ranges(data))))
 
 
 @contextmanager

@@ -5,12 +5,15 @@ from __future__ import annotations
 from ...engine.config.schema import experiment
 from ...engine.errors import FedFleetError
 from ...engine.run_spec import RunSpec
-from .cells import levels, planned
+from .cells import first_values, levels, planned
 from .spec import Study, better
 
 
 def with_direction(study: Study) -> Study:
-    """The study with the `report.best` and `tune.best` that follow from its metrics and its workload."""
+    """The study with the `report.best` and `tune.best` that follow from its metrics and its workload, unless they are
+    given."""
+    if study.report.best != "auto":
+        return study
     metrics = (study.report.metric, study.deciding)
     # Only metrics of the evaluation are the workload's; what a loss is, its name says.
     unknown = any(name.startswith("eval/") and better(name) == "max" for name in metrics)
@@ -24,8 +27,6 @@ def with_direction(study: Study) -> Study:
 
 def lower_of(study: Study) -> tuple[str, ...]:
     """`lower` of the workload at the first level; () for a study that cannot be built, which its check refuses."""
-    from .check import first_values  # it imports the search and all that a run needs
-
     try:
         data = first_values(planned(study, next(iter(study.methods)), levels(study)[0][1], study.seeds[0]))
         return tuple(RunSpec.of("direction", experiment(data)).workload.lower)

@@ -20,6 +20,7 @@ from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted_data
 from ..run_files import column, read_json, read_table
 from .cells import Cell, cells
+from .searches import with_searched_values
 from .spec import Report, Study, Tune, load
 
 FINISHED, DIVERGED, FAILED, MISSING = "finished", "diverged", "failed", "missing"
@@ -107,13 +108,14 @@ class Folder:
 
     def cells(self) -> list[Cell]:
         """The study's runs, with the settings that tuning has chosen."""
-        from .ranges import with_searched_values
-
         study = self.study
-        return [with_searched_values(cell, study, self) for cell in cells(study, lambda cell: self.score(cell, study))]
+        return [
+            with_searched_values(cell, study, self.searched)
+            for cell in cells(study, lambda cell: self.score(cell, study))
+        ]
 
     def search_of(self, key: str) -> Path:
-        """The folder of a search. key: as in `ranges.searches`."""
+        """The folder of a search. key: as in `searches.searches`."""
         return self.path / "searches" / key
 
     def searched(self, key: str) -> dict[str, Any] | None:

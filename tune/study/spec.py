@@ -92,14 +92,6 @@ class Report(Section):
     level_axis: str | None = None
     log: bool = False
 
-    @model_validator(mode="before")
-    @classmethod
-    def _never_auto(cls, data: Any) -> Any:
-        """Replace `auto` by what follows from the metric's name; `load` knows the workload too."""
-        if not isinstance(data, dict) or data.get("best", "auto") != "auto":
-            return data
-        return {**data, "best": better(data.get("metric", cls.model_fields["metric"].default))}
-
     @model_validator(mode="after")
     def _one_value(self) -> Report:
         if self.best_round and self.last > 1:
@@ -253,21 +245,11 @@ def shipped() -> dict[str, Path]:
 def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | None = None) -> Study:
     """The study in a file, or of a shipped name, with overrides and reductions; `notes` lists the differences."""
     data = contents(source)
-    full = validated(own(data))  # a copy, since `override` below changes data in place
+    full = study(own(data))  # a copy, since `override` below changes data in place
     if reduced:
         data["reduced"] = {**data.get("reduced", {}), **reduced}
-    changed = validated(with_plugins(override(data, overrides), Path()))
+    changed = study(with_plugins(override(data, overrides), Path()))
     return changed.model_copy(update={"notes": (*changed.notes, *differences(full, changed))})
-
-
-def validated(data: dict[str, Any]) -> Study:
-    """The study, in which `report.best` and `tune.best` are what follows from the metrics and the workload, unless they
-    are given."""
-    from .direction import with_direction
-
-    made, report = study(data), data.get("report")
-    given = report.get("best", "auto") if isinstance(report, dict) else "auto"
-    return with_direction(made) if given == "auto" else made
 
 
 def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from ..executor.source import DIED, Report, RunRequest, Source, remove_resume_fi
 from ..report.page import import_packages, write_report
 from ..streams import tell
 from ..study.cells import Cell, cells, fork_axis, trials
-from ..study.check import check
+from ..study.check import checked
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
 from ..study.kept_results import check_restored, keep, restore
-from ..study.ranges import run_searches, searches
+from ..study.searches import searches
 from ..study.spec import Study
 from .progress import StudyProgress
 from .tracking import StudyTracker
@@ -66,7 +66,7 @@ def run_study(
     study continues. Raises ConfigError, before anything runs, for a study that cannot run; Interrupted on a
     signal, after the cells under way have written checkpoints.
     """
-    check(study)
+    study = checked(study)
     refuse_other_kind(path, "study")
     folder, engine = Folder(path), Engine.model_validate(cells(study)[0].data["engine"])
     jobs = jobs or (None if engine.address else processors())
@@ -95,6 +95,8 @@ def run_study(
                 if any(folder.searched(key) is None for key in searches(study)):
                     execute(tuning)
                     if not stop():
+                        from .searching import run_searches  # it takes Optuna, which most studies do without
+
                         if processes is None:
                             executor.start()  # one Ray for all searches and the cells
                         for failed in run_searches(study, folder, jobs, stop, quiet):

@@ -17,13 +17,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...engine.config.yaml_text import own
-from ...engine.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
+from ..engine.config.yaml_text import own
+from ..engine.errors import ConfigError, nearest
 
 KINDS = {
     "uniform": ("low", "high", "step"),
@@ -60,17 +57,6 @@ class Range:
     def coded(self) -> dict[Any, Any]:
         """Code in the storage -> value of a list. Values that are neither numbers nor text are coded as JSON."""
         return {code(value): value for value in self.values}
-
-    def distribution(self) -> BaseDistribution:
-        """The range as Optuna describes it."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-        if self.listed:
-            return CategoricalDistribution(list(self.coded))
-        low, high, step = self.spec["low"], self.spec["high"], self.spec.get("step")
-        if self.kind == "int":
-            return IntDistribution(low, high, log=self.spec.get("log", False), step=step or 1)
-        return FloatDistribution(low, high, log=self.kind == "loguniform", step=step)
 
     def suggest(self, trial: Any) -> Any:
         """The value that Optuna proposes. trial: an optuna.Trial."""

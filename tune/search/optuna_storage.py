@@ -1,0 +1,45 @@
+"""Optuna's storage of a search: its address, how it is opened, and how it describes ranges."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import RDBStorage, get_storage
+
+from ...engine.errors import ConfigError
+from ...engine.storage.secrets import redacted
+from ..ranges import Range
+
+LOCKED_SECONDS = 60
+"""How long SQLite waits for a reader, such as a dashboard."""
+
+
+def storage_url(asked: str, folder: Path) -> str:
+    """The URL of the storage. asked: the setting, a URL or auto."""
+    return f"sqlite:///{folder.resolve() / 'search.db'}" if asked == "auto" else asked
+
+
+def open_storage(url: str) -> Any:
+    """Optuna's storage at a URL; ConfigError if it cannot be opened."""
+    logging.getLogger("alembic").setLevel(logging.ERROR)
+    waits = {"connect_args": {"timeout": LOCKED_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    try:
+        return get_storage(RDBStorage(url, engine_kwargs=waits))
+    except Exception as error:  # SQLAlchemy, a missing driver and Optuna raise different classes
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"search.storage: {redacted(url)} cannot be opened: {redacted(reason)}; give auto or the URL of a database"
+        ) from None
+
+
+def distribution(one: Range) -> BaseDistribution:
+    """A range as Optuna describes it."""
+    if one.listed:
+        return CategoricalDistribution(list(one.coded))
+    low, high, step = one.spec["low"], one.spec["high"], one.spec.get("step")
+    if one.kind == "int":
+        return IntDistribution(low, high, log=one.spec.get("log", False), step=step or 1)
+    return FloatDistribution(low, high, log=one.kind == "loguniform", step=step)
