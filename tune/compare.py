@@ -12,7 +12,7 @@ from ..engine.config.differences import FREE_KEYS, flatten
 from ..engine.config.schema import Federation
 from ..engine.errors import ConfigError
 from ..engine.records.lineage import lineage_of
-from .leftovers import check_page
+from .output_paths import check_page
 from .part_defaults import with_defaults
 from .report.findings import Findings, Run
 from .report.page import text, write_page

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ..engine.config.registry import Registry, find_plugin, summary
+from .files import shipped as shipped_experiments
+from .study.spec import shipped as shipped_studies
+
+KINDS = {
+    "methods": "METHODS",
+    "workloads": "WORKLOADS",
+    "models": "MODELS",
+    "partitions": "PARTITIONS",
+    "rules": "RULES",
+    "balls": "BALLS",
+    "compressions": "COMPRESSIONS",
+    "aggregators": "AGGREGATORS",
+    "preaggregators": "PREAGGREGATORS",
+    "samplers": "SAMPLERS",
+    "devices": "DEVICES",
+    "distributions": "DISTRIBUTIONS",
+    "availabilities": "AVAILABILITIES",
+    "work": "LOCAL_WORK",
+    "attacks": "ATTACKS",
+    "mechanisms": "MECHANISMS",
+    "experiments": "",
+    "studies": "",
+}
+"""Kind of what can be chosen -> its table in the registry, "" for files."""
 
 COSTS = ("paper", "state", "down", "up", "gradients")
 UNKNOWN = "–"
 HEADS = ("name", "what it is", "paper", "state/client", "down", "up", "gradients/step")
 
 
-def listing(kind: str, table: str, plugins: tuple[str, ...] = ()) -> str:
-    """The entries of a kind, such as methods. table: of the registry, "" for files; plugins: to load as well."""
+def listing(kind: str, plugins: tuple[str, ...] = ()) -> str:
+    """The entries of a kind, see KINDS. plugins: to load as well."""
     if kind in ("experiments", "studies"):
-        from .files import shipped as experiments
-        from .study.spec import shipped as studies
-
-        shipped = experiments if kind == "experiments" else studies
+        shipped = shipped_experiments if kind == "experiments" else shipped_studies
         return columns([("name", "first line"), *((n, headline(p.read_text())) for n, p in shipped().items())])
-    entries = Registry(find_plugin(name) for name in plugins).tables[table]
+    entries = Registry(find_plugin(name) for name in plugins).tables[KINDS[kind]]
     if kind == "methods":
         rows = [(n, summary(e), *costs(n, e, plugins)) for n, e in entries.items()]
         note = "state, down and up are counted in trees of the model's size, per client and round"
@@ -35,27 +55,11 @@ def costs(name: str, entry: Any, plugins: tuple[str, ...]) -> tuple[str, ...]:
     handwritten digits, or are UNKNOWN."""
     said = {column: str(getattr(entry, column, UNKNOWN)) for column in COSTS}
     if UNKNOWN in said.values():
+        from .method_costs import trees  # it loads torch
+
         counted = trees(name, plugins)
         said = {column: text if text != UNKNOWN else counted.get(column, UNKNOWN) for column, text in said.items()}
     return tuple(said.values())
-
-
-def trees(name: str, plugins: tuple[str, ...]) -> dict[str, str]:
-    """`state`, `down` and `up` of a method with its default arguments; {} if it cannot be built without arguments."""
-    from ..engine.errors import FedFleetError
-    from ..engine.method_form.state_spec import StateSpec
-    from ..engine.run_spec import RunSpec
-    from ..engine.user_code import plugin_errors
-    from .files import load
-
-    run_spec = RunSpec.of("list", load("digits", (f"method={name}", f"plugins={json.dumps(plugins)}")))
-    try:
-        with plugin_errors("method"):
-            counted = StateSpec(run_spec.method(), run_spec.checked_initial_model())
-    except FedFleetError:
-        return {}
-    sizes = {"state": counted.kept, "down": counted.down, "up": counted.up}
-    return {column: f"{size / counted.model:.3g}" for column, size in sizes.items()}
 
 
 def headline(text: str) -> str:

@@ -6,12 +6,10 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
+from ..engine.errors import ConfigError, FedFleetError, Interrupted
 from .run_files import privacy_spent
 from .streams import say, tell
 
@@ -43,35 +41,6 @@ def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 def fail(error: Exception, status: int) -> None:
     tell(f"error: {' '.join(str(error).split())}")
     sys.exit(status)
-
-
-@contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Add to the error of a run that stops early how to resume it, if it has left a checkpoint in `folder`.
-
-    What Ray prints in this context goes to standard error, since standard output is for the result. A Ray that the run
-    has started ends with the context, because a command that was interrupted ends without Python's own clean-up.
-    """
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    except (ConfigError, Diverged, NotSaved):
-        raise
-    except FedFleetError as error:
-        from ..engine.state.checkpoint import written
-
-        last = written(folder)[-1].name if written(folder) else ""
-        if not last:
-            raise
-        how = f"; checkpoint after round {int(last.removeprefix('round-'))}; to go on: fedfleet resume {folder}"
-        if isinstance(error, Interrupted):
-            raise Interrupted(error.signal, how) from None
-        raise FedFleetError(f"{error}{how}") from error
-    finally:
-        if "ray" in sys.modules:
-            from ..engine.backends.ray.connect import shutdown
-
-            shutdown()
 
 
 def show_result(result: Any, as_json: bool) -> None:

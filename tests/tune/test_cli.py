@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import psutil
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +26,8 @@ from fedfleet.engine import run
 from fedfleet.engine.errors import FedFleetError
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.result import model_digest
-from fedfleet.tune import progress
+from fedfleet.tune import cli, progress
+from fedfleet.tune.cli import main
 from fedfleet.tune.files import load
 from fedfleet.tune.progress import described, shown
 
@@ -464,7 +466,9 @@ def test_list_a_plugins_workloads(here: Path):
 LIGHT = """
 import sys
 sys.argv = ["fedfleet", *sys.argv[1:]]
+from click import Context
 from fedfleet.tune.cli import main
+assert main.shell_complete(Context(main), "r")
 if len(sys.argv) > 1:
     main(standalone_mode=False)
 heavy = {"torch", "ray", "mlflow", "optuna", "pandas", "sklearn", "pyarrow"} & set(sys.modules)
@@ -477,6 +481,19 @@ assert len(sys.modules) < 600, sorted(sys.modules)
 def test_looking_loads_nothing_heavy_and_little_at_all(args: tuple[str, ...]):
     """Importing is what takes time. 250 to 400 modules are loaded; a package such as SciPy would bring a thousand."""
     subprocess.run([sys.executable, "-c", LIGHT, *args], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("words", ["", "r"])
+def test_names_of_commands_are_completed(words: str):
+    found = {item.value: item.help for item in main.shell_complete(click.Context(main), words)}
+    assert found == {name: text for name, text in cli.COMMANDS.items() if name.startswith(words)}
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_list_of_commands_says_what_their_own_help_says(name: str):
+    command = cli.loaded(name)
+    assert command.name == name
+    assert command.get_short_help_str(200) == cli.COMMANDS[name]
 
 
 def test_show_kinds_and_bytes():

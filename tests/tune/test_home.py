@@ -13,7 +13,7 @@ from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.storage.expanded import expanded, expanded_address
 from fedfleet.tune.cli import main
-from fedfleet.tune.leftovers import Out
+from fedfleet.tune.commands.options import Out
 from fedfleet.tune.search.plan import Search
 
 from .commands import LOCAL, invoke

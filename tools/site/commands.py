@@ -6,7 +6,7 @@ import inspect
 
 import click
 
-from fedfleet.tune.cli import main
+from fedfleet.tune.cli import COMMANDS, loaded, main
 
 from .text import sentence, table
 
@@ -21,10 +21,9 @@ diverged, or a client raised an exception) ends with status 1.
 
 
 def page() -> str:
+    rows = [(f"[`{name}`](#{name})", sentence(text)) for name, text in COMMANDS.items()]
     with click.Context(main, info_name="fedfleet") as context:
-        listed = {name: command for name, command in main.commands.items() if not command.hidden}
-        rows = [(f"[`{name}`](#{name})", sentence(c.get_short_help_str(200))) for name, c in sorted(listed.items())]
-        sections = [section(name, command, context) for name, command in sorted(listed.items())]
+        sections = [section(name, loaded(name), context) for name in COMMANDS]
     return "\n".join([HEAD, table(("command", "what it does"), rows), *sections])
 
 

@@ -9,12 +9,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from ...engine.backends.ray.connect import join, token_found
+from ...engine.backends.ray.placement import cluster, placed, planned, wanted
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.kernels.library import COMPILED, why_no_kernels
+from ...engine.storage.secrets import redacted
 from ..files import load
 from ..streams import say
+from ..tracking.stores import load_mlflow, store
 
 PACKAGES = ("fedfleet", "ray", "torch", "numpy", "pyarrow")
 NODE_SECONDS = 60.0
@@ -74,8 +81,6 @@ def versions_text(versions: dict[str, str]) -> str:
 # --- the cluster ------------------------------------------------------------------------------------------------------
 def of_cluster(experiment: Experiment, out: Path, ours: dict[str, str], asked: bool) -> Iterator[Finding]:
     """Findings on the cluster that this process has joined. ours: package -> version on this machine."""
-    import ray
-
     address = experiment.engine.address
     try:
         yield Finding("cluster", True, f"{address} answers")
@@ -121,12 +126,6 @@ def mark(out: Path) -> Path:
 def reports(mark: Path) -> Iterator[tuple[Any, dict[str, Any] | None]]:
     """(node, what `look` returns there, or None if it does not answer). The function is sent by value, since the
     package may be missing there."""
-    import ray
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from ...engine.backends.ray.placement import cluster
-
     anywhere = types.FunctionType(look.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, "look")
     asked = []
     for node in cluster():
@@ -180,10 +179,6 @@ def of_node(node: Any, report: dict[str, Any] | None, ours: dict[str, str], seen
 
 def kernels_of(nodes: Iterable[Any]) -> Iterator[tuple[Any, str]]:
     """(node, why it cannot use the project's own kernels, or ""). The kernels are built there if necessary."""
-    import ray
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     asked = []
     for node in nodes:
         there: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
@@ -218,8 +213,6 @@ def shared(out: Path, seen: list[bool]) -> Finding:
 
 def of_workers(experiment: Experiment) -> Iterator[Finding]:
     """Findings on the nodes of the workers, and on whether their resources are free now."""
-    from ...engine.backends.ray.placement import cluster, placed, planned, wanted
-
     try:
         spots = planned(experiment.engine)
     except ConfigError as error:
@@ -237,11 +230,6 @@ def of_workers(experiment: Experiment) -> Iterator[Finding]:
 # --- the tracker ------------------------------------------------------------------------------------------------------
 def store_opens(uri: str) -> Finding:
     """A finding on the MLflow store. uri: the setting tracking.uri."""
-    from mlflow import MlflowClient
-
-    from ...engine.storage.secrets import redacted
-    from ..tracking.stores import load_mlflow, store
-
     if uri == "none":
         return Finding("MLflow", None, "tracking.uri=none")
     try:
@@ -255,6 +243,8 @@ def store_opens(uri: str) -> Finding:
                 f"{where} {'will be created' if well else 'cannot be created: the folder is missing or read-only'}",
             )
         load_mlflow()
+        from mlflow import MlflowClient
+
         MlflowClient(where).search_experiments(max_results=1)
     except Exception as error:  # a store may raise anything
         return Finding("MLflow", False, redacted(str(error).splitlines()[0] if str(error) else type(error).__name__))

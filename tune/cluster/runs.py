@@ -15,7 +15,7 @@ from ...engine.runs.result import Result
 from ...engine.runs.run_directory import read_run_id, refuse_run
 from ...engine.storage.expanded import expanded
 from ..keyboard import keyboard
-from ..outcome import resumable
+from ..one_run import resumable
 from ..progress import shown
 from ..tracking.stores import store
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobSubmissionClient
 
 from ...engine.backends.ray.connect import TOKEN, check_listening, first_bytes
 from ...engine.errors import ConfigError, FedFleetError
@@ -29,9 +31,6 @@ server."""
 
 def client(address: str) -> Any:
     """A client of the cluster's dashboard. Raises ConfigError if the dashboard cannot be reached."""
-    from ray.exceptions import AuthenticationError
-    from ray.job_submission import JobSubmissionClient
-
     if address != "auto":
         if not address.startswith(("http://", "https://")):
             raise ConfigError(f"--address must be the dashboard's http://HOST:PORT or auto, got {address!r}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from ...engine.errors import ConfigError
-from ..leftovers import check_out
+from ..output_paths import check_out
 from .api import SEARCHES, search
 from .plan import CHOSE_A_SEED
 from .run import Found

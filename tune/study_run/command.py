@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.runs.folder_kinds import refuse_other_kind
-from ..leftovers import check_out
+from ..output_paths import check_out
 from ..streams import say, tell
 from ..study.cells import cells, trials
 from ..study.spec import Study, load
+from .runner import run_study
 
 
 def run_named(
@@ -29,8 +30,6 @@ def run_named(
     refuse_other_kind(folder, "study")
     if not quiet:
         announce(study, folder)
-
-    from .runner import run_study
 
     outcome, text = run_study(study, folder, jobs, keep, quiet)
     say(text)

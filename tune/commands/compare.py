@@ -1,0 +1,46 @@
+"""`fedfleet compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...engine.errors import ConfigError
+from ..compare import compare_runs
+from ..comparison import labelled
+from ..outcome import report_errors
+from ..paired import compare_paired, text
+from ..streams import say
+from .options import KeyedCommand, Out
+
+
+@click.command("compare", cls=KeyedCommand)
+@click.argument("runs", nargs=-1, required=True, type=Out())
+@click.option("--metric", default="eval/accuracy", show_default=True, help="A column of rounds.parquet.")
+@click.option("--lower", is_flag=True, help="Lower values of the metric are better.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=float,
+    help="Value of the metric; the report says how many rounds, bytes and seconds it took, virtual seconds too "
+    "(repeatable; default for runs on a virtual clock: a value that all of them reached).",
+)
+@click.option("--html", type=Out(), help="Also write an HTML page with charts to this file.")
+@click.option(
+    "--paired",
+    is_flag=True,
+    help="Differences from the first run's settings, seed by seed, on common random numbers, with 95 % intervals.",
+)
+@report_errors
+def command(
+    runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[float, ...], html: Path | None, paired: bool
+) -> None:
+    """Compare the runs in these folders. Runs that differ only in the seed are shown as one line."""
+    if not paired:
+        say(compare_runs(runs, metric, lower, targets, html))
+        return
+    if targets or html is not None:
+        raise ConfigError("--paired has no targets and no page, got --target or --html; leave them out")
+    say(text(compare_paired(labelled(runs), metric)))

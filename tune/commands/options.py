@@ -1,0 +1,108 @@
+"""What several commands have in common: options, overrides, and how the command line tells what went wrong in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from ...engine.config.schema import Engine, Experiment
+from ...engine.errors import ConfigError
+from ...engine.storage.expanded import expanded
+from ..search.plan import Search
+from ..streams import tell
+from ..study.spec import Study
+
+overrides = click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+at = click.option(
+    "--address", help="Address of a running Ray cluster: auto (on this machine), HOST:PORT, or ray://HOST:PORT."
+)
+quiet = click.option("--quiet", is_flag=True, help="Print no progress, only the result.")
+json_result = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line."
+)
+
+
+def on_cluster(overrides: Iterable[str], address: str | None, *keys: str) -> tuple[str, ...]:
+    """The overrides, with those of --address in front. keys: those to set (default: the backend and the address)."""
+    if address is None:
+        return tuple(overrides)
+    keys = keys or ("engine.backend", "engine.address")
+    values = {"engine.backend": "ray", "engine.address": address}
+    return (*(f"{key}={values[key]}" for key in keys), *overrides)
+
+
+def import_beside(engine: Engine) -> None:
+    """Have the process started from which Ray's processes will be forked, so that it imports while this one does, if
+    the run of a command will start Ray here."""
+    if engine.backend == "ray" and not engine.address:
+        from ...engine.backends.ray.process_start.fork_server import begin
+
+        begin()
+
+
+class NoFolder(click.ClickException):
+    """The value of an option is no path."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        tell(f"error: {self.message}")
+
+
+class Out(click.ParamType):
+    """Type of a path on the command line. The empty text is refused, since it would mean the current folder.
+
+    here: whether the path is one of this machine, so that a ~ is the home folder of this user.
+    """
+
+    name = "path"
+
+    def __init__(self, here: bool = True) -> None:
+        self.here = here
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value).strip():
+            flag = param.opts[0] if param is not None else "--out"
+            raise NoFolder(f"{flag} must name a folder or file, got an empty text; give one, or leave {flag} out")
+        try:
+            return expanded(value) if self.here else Path(value)
+        except ConfigError as error:
+            raise NoFolder(str(error)) from None
+
+
+class KeyedCommand(click.Command):
+    """A command that knows the keys of its file, if it has the argument `overrides`. To a key that was given as an
+    option, such as --seeds 0, it answers how it is written."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            found = self._keys(error.option_name.lstrip("-").replace("-", "_"))
+            if not found:
+                raise
+            told = f"No such option '{error.option_name}'. Write keys without dashes: "
+            raise click.UsageError(told + " or ".join(f"{key}=VALUE" for key in found), ctx) from None
+
+    def _keys(self, name: str) -> list[str]:
+        """The keys of the command's file with this last part."""
+        if not any(one.name == "overrides" for one in self.params):
+            return []
+        known = list(keys(Experiment))
+        if self.name == "study":
+            known = [*keys(Study), *(f"experiment.{key}" for key in known)]
+        elif self.name == "search":
+            known += [f"search.{key}" for key in keys(Search)]
+        return [key for key in known if key.rpartition(".")[2] == name]
+
+
+def keys(section: Any, prefix: str = "") -> Iterator[str]:
+    """The keys of a section and of all sections in it, such as federation.rounds."""
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if hasattr(inner, "model_fields"):
+                yield from keys(inner, f"{prefix}{name}.")

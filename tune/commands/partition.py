@@ -1,0 +1,23 @@
+"""`fedfleet partition`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..files import load
+from ..outcome import report_errors
+from ..partition import describe
+from ..streams import say
+from .options import KeyedCommand, Out, overrides
+
+
+@click.command("partition", cls=KeyedCommand)
+@click.argument("experiment")
+@overrides
+@click.option("--out", type=Out(), default="partition.png", help="File for the chart: .png, .svg or .pdf.")
+@report_errors
+def command(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
+    """Draw how EXPERIMENT distributes its data over the clients, and print measures of their heterogeneity."""
+    say(describe(load(experiment, overrides), out))

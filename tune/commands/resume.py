@@ -1,0 +1,48 @@
+"""`fedfleet resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...engine.errors import ConfigError
+from ...engine.storage.expanded import expanded_address
+from ..files import load
+from ..outcome import report_errors, show_result
+from .options import KeyedCommand, Out, at, import_beside, json_result, on_cluster, overrides, quiet
+
+
+@click.command("resume", cls=KeyedCommand)
+@click.argument("run", metavar="DIRECTORY")
+@overrides
+@click.option("--out", type=Out(), help="Local folder for the run's files; only if DIRECTORY is a URL.")
+@json_result
+@at
+@quiet
+@report_errors
+def command(
+    run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None, quiet: bool
+) -> None:
+    """Continue the run in DIRECTORY from its last checkpoint. The result has the same bits as an uninterrupted run.
+
+    DIRECTORY may be a URL, the value of `checkpoint.folder`: the run's files are then copied from there into a local
+    folder first. Plug-ins that its config.yaml names are executed, including files that lie beside it: do not resume
+    a folder that you do not trust.
+    """
+    run = expanded_address(run)
+    directory = Path(run)
+    if "://" in run or (not (directory / "config.yaml").is_file() and directory.is_dir() and out is not None):
+        from ...engine.runs.restore import bring
+
+        directory = bring(run, out)
+    elif out is not None:
+        raise ConfigError(f"--out is only for a run that is resumed from a URL, and {run} is a folder; leave --out out")
+    if not (directory / "config.yaml").is_file():
+        raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
+    loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
+    import_beside(loaded.engine)
+
+    from ..one_run import resume_run
+
+    show_result(resume_run(loaded, directory, quiet), as_json)

@@ -1,0 +1,47 @@
+"""`fedfleet run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..files import load
+from ..outcome import report_errors, show_result
+from ..streams import say
+from .options import KeyedCommand, Out, at, import_beside, json_result, on_cluster, overrides, quiet
+
+
+@click.command("run", cls=KeyedCommand)
+@click.argument("experiment")
+@overrides
+@click.option("--out", type=Out(), help="Folder for the run's files (default: runs/<run id>).")
+@json_result
+@at
+@click.option(
+    "--detach", is_flag=True, help="Start the run on the cluster and return; `fedfleet attach` follows it later."
+)
+@quiet
+@report_errors
+def command(
+    experiment: str,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    address: str | None,
+    detach: bool,
+    quiet: bool,
+) -> None:
+    """Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)."""
+    loaded = load(experiment, on_cluster(overrides, address))
+    import_beside(loaded.engine)
+
+    from ..one_run import begin_run, folder_of
+
+    run_id, folder = folder_of(out)
+    if detach:
+        from ..cluster.runs import leave
+
+        say(leave(loaded, folder, run_id))
+        return
+    show_result(begin_run(loaded, folder, run_id, quiet), as_json)

@@ -1,0 +1,74 @@
+"""Runs of the commands `run`, `resume` and `fork`: with progress, and with what to do where one stops early."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from ..engine.api import resume, run
+from ..engine.config.schema import Experiment
+from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
+from ..engine.runs.launch import execute, new_run_id
+from ..engine.runs.result import Result
+from ..engine.state.checkpoint import written
+from .forking import prepared
+from .output_paths import check_out
+from .progress import shown
+
+
+def folder_of(out: Path | None) -> tuple[str, Path]:
+    """(id of a new run, its folder). out: the folder that the command line names. Raises ConfigError for one that
+    cannot be created."""
+    check_out(out or Path("runs"))
+    run_id = new_run_id()
+    return run_id, out or Path("runs") / run_id
+
+
+def begin_run(experiment: Experiment, folder: Path, run_id: str, quiet: bool) -> Result:
+    """Run an experiment. quiet: whether to show no progress."""
+    with resumable(folder):
+        return run(experiment, folder, shown(quiet), run_id)
+
+
+def resume_run(experiment: Experiment, folder: Path, quiet: bool) -> Result:
+    """Continue the run in a folder."""
+    with resumable(folder):
+        return resume(experiment, folder, shown(quiet))
+
+
+def fork_run(
+    run: Path, number: int, overrides: tuple[str, ...], out: Path | None, without: tuple[int, ...], quiet: bool
+) -> Result:
+    """Go on from a round of the run in a folder as a run of its own; the arguments are those of `forking.fork`."""
+    run_spec, folder = prepared(run, number, overrides, out, without)
+    with resumable(folder.path):
+        return execute(run_spec, folder, shown(quiet))
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Add to the error of a run that stops early how to resume it, if it has left a checkpoint in `folder`.
+
+    What Ray prints in this context goes to standard error, since standard output is for the result. A Ray that the run
+    has started ends with the context, because a command that was interrupted ends without Python's own clean-up.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (ConfigError, Diverged, NotSaved):
+        raise
+    except FedFleetError as error:
+        last = written(folder)[-1].name if written(folder) else ""
+        if not last:
+            raise
+        how = f"; checkpoint after round {int(last.removeprefix('round-'))}; to go on: fedfleet resume {folder}"
+        if isinstance(error, Interrupted):
+            raise Interrupted(error.signal, how) from None
+        raise FedFleetError(f"{error}{how}") from error
+    finally:
+        if "ray" in sys.modules:
+            from ..engine.backends.ray.connect import shutdown
+
+            shutdown()
