@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sqlite3
 import stat
@@ -21,12 +20,12 @@ from fedfleet.engine.config.schema import Tracking
 from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.tune.files import load
 from fedfleet.tune.search.folder import same
+from fedfleet.tune.search.found import Found
 from fedfleet.tune.search.optuna_storage import storage_url
 from fedfleet.tune.search.plan import plan
-from fedfleet.tune.search.results import Results
-from fedfleet.tune.search.run import Found, search
+from fedfleet.tune.search.run import search
 from fedfleet.tune.search.tracking import SearchTracker
-from fedfleet.tune.search.trial_store import Trial, TrialStore
+from fedfleet.tune.search.trial_store import TrialStore
 
 from .commands import invoke
 
@@ -113,21 +112,10 @@ def test_a_grid_finds_its_best_point(here: Path, ray_here: None, together: Any):
 
 
 def check_what_python_gets(found: Found, again: Found) -> None:
-    """The results of Ray Tune or of shared processes, Optuna's study and the table of the trials agree. A call that
-    runs nothing has no results."""
-    assert again.results is None
-    assert found.results is not None
-    assert [len(found.results), found.results.num_errors, found.results.num_terminated] == [4, 0, 4]
-    assert found.results.errors == []
-    best = found.results.get_best_result("eval/excess", "min")
-    assert best.config is not None
-    assert best.metrics is not None
-    assert (best.metrics["eval/excess"], best.metrics["round"], best.metrics["status"]) == (found.value, 9, "finished")
-    assert best.config["params"] == {"method.rule.lr": found.best["method"]["rule"]["lr"]}
-    assert found.results[0].config is not None
-    assert sorted(result.metrics["eval/excess"] for result in found.results) == sorted(
-        t.values[0] for t in found.trials
-    )
+    """The trials and their records, Optuna's study and the table of the trials agree."""
+    best = found.records(found.front[0].number)
+    assert [record["round"] for record in best] == list(range(1, 10))
+    assert best[-1]["eval/excess"] == found.value
     assert found.study.best_value == again.study.best_value == found.value
     table = again.to_pandas()
     assert table["eval/excess"].to_list() == [t.values[0] for t in found.trials]
@@ -183,11 +171,7 @@ def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None, tog
     assert [t.state.name for t in trials] == ["COMPLETE", "PRUNED", "FAIL", "FAIL", "PRUNED", "PRUNED"]
     assert [len(t.intermediate_values) for t in trials] == [9, trials[1].last_step or 0, 0, 0, 1, 1]
     assert not list((here / "s").glob("trials/*/state")), "clients' states are left"
-    assert found.results is not None
-    assert len(found.results) == 6
-    if together:
-        assert isinstance(found.results, Results)
-        assert [str(error) for error in found.results.errors] == [f"trial {n}: {told[n]}" for n in (2, 3)]
+    assert [len(found.records(t.number)) for t in found.trials] == [9, trials[1].last_step, 0, 0, 1, 1]
 
 
 def refusing(**keys: Any) -> dict[str, Any]:
@@ -209,8 +193,6 @@ def test_values_that_exclude_each_other_fail_their_trial(here: Path, capsys: pyt
     assert refused.reason.startswith("federation.cohort: cohort <= clients")
     assert [t.status for t in by_point.values()] == ["finished"] * 3
     assert f"trial {refused.number}: failed: federation: cohort" in capsys.readouterr().err
-    assert isinstance(found.results, Results)
-    assert [str(error) for error in found.results.errors] == [f"trial {refused.number}: {refused.reason}"]
     assert search(made, here / "s", resume=True).trials == found.trials
 
     (here / "killed").mkdir()
@@ -251,34 +233,6 @@ def test_a_search_over_seeds_says_that_it_chose_one(here: Path):
     assert done.exit_code == 0, done.output
     assert "note: the search also chose a seed" in done.stdout
     assert "the search also chose a seed" in (here / "found" / "report.html").read_text()
-
-
-def test_results_of_trials_that_shared_processes(tmp_path: Path):
-    """The functions of Ray Tune's ResultGrid, on records that are given here."""
-    made = plan(spec({"name": "sgd", "lr": GRID}, search=EXCESS))
-    results = Results(made, tmp_path)
-    for number, values in enumerate([[4.0, 1.0, 3.0], [5.0, 2.0], [math.inf]]):
-        results.trial_begins(number, {"method.rule.lr": 0.1 * number}, made.experiment({"method.rule.lr": 0.1}))
-        rows = [{"round": i + 1, "eval/excess": value} for i, value in enumerate(values)]
-        results.trial_rounds(number, [*rows[:1], *rows])  # the first round was repeated after the death of a process
-    for number, status in enumerate(["finished", "pruned", "failed"]):
-        results.trial_ends(Trial(number, status, {}, (), 3, "it broke" if status == "failed" else ""))
-    assert (len(results), results.num_errors, results.num_terminated) == (3, 1, 2)
-    assert [str(error) for error in results.errors] == ["trial 2: it broke"]
-    assert results.get_best_result() is results[1]  # of the first objective, by the last value
-    assert results.get_best_result("eval/excess", "min", scope="all") is results[0]
-    assert results.get_best_result("eval/excess", "max", filter_nan_and_inf=False) is results[2]
-    assert results[1].metrics == {"round": 2, "eval/excess": 2.0, "status": "pruned"}
-    assert results[0].path == str(tmp_path / "trials" / "0000")
-    assert results[0].metrics_dataframe["eval/excess"].to_list() == [4.0, 1.0, 3.0]
-    last = results.get_dataframe()
-    assert last["eval/excess"].to_list() == [3.0, 2.0, math.inf]
-    assert last["config/params/method.rule.lr"].to_list() == [0.0, 0.1, 0.2]
-    assert results.get_dataframe("eval/excess", "min")["eval/excess"].to_list() == [1.0, 2.0, math.inf]
-    with pytest.raises(ConfigError, match=r"metric: no trial has a value of eval/exces; did you mean eval/excess\?"):
-        results.get_best_result("eval/exces", "min")
-    with pytest.raises(ConfigError, match="mode must be min or max, got None"):
-        results.get_best_result("train/loss")
 
 
 def test_asha_among_trials_that_share_processes(here: Path):

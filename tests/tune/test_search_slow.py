@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fedfleet.tune.files import load_data
-from fedfleet.tune.search.run import Found, search
+from fedfleet.tune.search.found import Found
+from fedfleet.tune.search.run import search
 
 from .commands import until
 from .test_search import EXCESS, GRID, spec

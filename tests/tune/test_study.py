@@ -459,15 +459,15 @@ def test_interrupted_in_a_search(tmp_path: Path):
     assert not [*tmp_path.glob("out/searches/*/result.json")]
 
 
-@pytest.mark.parametrize("moment", ["write_search_report", "try_out"])
+@pytest.mark.parametrize("moment", ["found.write_search_report", "run.try_out"])
 def test_interrupted_between_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str):
     """Ctrl-C while a search writes its report, or is being prepared, ends the study: no trial begins after it. What the
     search has found stays."""
     rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
     methods = {"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}}
     written(tmp_path, methods=methods, tune={"each": "level", "trials": 2})
-    place = f"fedfleet.tune.search.run.{moment}"
-    does = resolve_name(place.rpartition(".")[0]).__dict__[moment]
+    place = f"fedfleet.tune.search.{moment}"
+    does = resolve_name(place)
 
     def interrupted(*args: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
@@ -479,7 +479,7 @@ def test_interrupted_between_searches(tmp_path: Path, monkeypatch: pytest.Monkey
         run_study(load(str(tmp_path / "small.yaml")), folder.path, 2, quiet=True)
     results = [path.parent.name for path in folder.path.glob("searches/*/result.json")]
     begun = {path.parts[-3] for path in folder.path.glob("searches/*/trials/*")}
-    assert len(results) == len(begun) == (1 if moment == "write_search_report" else 0)
+    assert len(results) == len(begun) == (1 if moment == "found.write_search_report" else 0)
     assert not list(folder.path.glob("cells/*"))
 
 

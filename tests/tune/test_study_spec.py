@@ -489,7 +489,7 @@ def test_metrics_that_are_better_in_two_directions(tmp_path: Path):
 )
 def test_the_final_value_of_a_run(tmp_path: Path, report: dict[str, Any], final: float):
     """Of the evaluations 0.2, 0.9, 0.7 and 0.5."""
-    study = load(written(tmp_path, report=report))
+    study = with_direction(load(written(tmp_path, report=report)))
     assert study.report.final(np.array([0.2, 0.9, 0.7, 0.5])) == pytest.approx(final, abs=1e-12)  # rounding of a mean
     assert study.tune.final(np.array([0.9, 0.5])) == 0.5
 

@@ -119,17 +119,16 @@ class Executor:
         found = self.stop()
         return found if isinstance(found, int) else 0
 
-    def run(self, source: Source) -> Any:
-        """Execute the source's runs, until it has none left or `stop` asks to end; returns Tune's results, a
-        `ray.tune.ResultGrid`, when no run is under way, or None if runs share processes."""
+    def run(self, source: Source) -> None:
+        """Execute the source's runs, until it has none left or `stop` asks to end. Returns when no run is under way."""
         if self.jobs is not None:
             self.jobs.run(source, self.stop)
-            return None
+            return
         self.start()
         from .trials import execute
 
         bundles = self._bundles()
-        return execute(source, self.at_once or fitting(bundles), bundles, self.stop)
+        execute(source, self.at_once or fitting(bundles), bundles, self.stop)
 
     def _bundles(self) -> list[dict[str, float]]:
         """The resources that a run reserves from its beginning to its end.

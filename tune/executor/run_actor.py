@@ -20,8 +20,8 @@ GRACE_SECONDS = 30.0
 
 
 class RunActor(tune.Trainable):
-    """A trainable of Ray Tune, whose `step` returns the next report, and for Tune's own results the last record in it.
-    The run has a thread of its own, so that it can be asked to end in the middle of a round."""
+    """A trainable of Ray Tune, whose `step` returns the next report. The run has a thread of its own, so that it can be
+    asked to end in the middle of a round."""
 
     def setup(self, config: dict[str, Any]) -> None:
         on_signal()  # the process that has started Tune says when to stop
@@ -36,8 +36,7 @@ class RunActor(tune.Trainable):
     def step(self) -> dict[str, Any]:
         if self.running is None:  # not earlier: Tune may start an actor and then choose another one for the run
             self.running = RunThread(self.config["run"], self.config["cwd"], self.config["variables"])
-        report = self.running.next()
-        return {"report": report, "status": report.status, **(report.rows[-1] if report.rows else {})}
+        return {"report": self.running.next()}
 
     def cleanup(self) -> None:
         if self.running is not None:

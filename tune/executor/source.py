@@ -20,9 +20,8 @@ class RunRequest(NamedTuple):
     key: name of the run, unique in its source. experiment: plain data of the experiment. folder: for the run's files,
     on a file system that all nodes share. run_id: a new id if None. columns: the run reports after each round whose
     record has all of these columns, and then waits for the source's answer; if None, it reports about twice a second
-    and does not wait. keep_model: whether the final model stays in the folder. params: the values that were chosen for
-    this run, by dotted key, for Tune's own results. may_end: whether an answer may end the run; if not, a run that
-    shares its process with others does not wait for answers.
+    and does not wait. keep_model: whether the final model stays in the folder. may_end: whether an answer may end the
+    run; if not, a run that shares its process with others does not wait for answers.
     """
 
     key: str
@@ -31,7 +30,6 @@ class RunRequest(NamedTuple):
     run_id: str | None = None
     columns: tuple[str, ...] | None = None
     keep_model: bool = False
-    params: dict[str, Any] = {}  # noqa: RUF012 nobody changes it
     may_end: bool = True
 
     @property

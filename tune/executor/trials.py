@@ -52,7 +52,7 @@ class SourceSearcher(NotPickled, Searcher):
             return None if self.live else Searcher.FINISHED
         self.live[trial_id] = spec.key
         variables = {name: value for name, value in os.environ.items() if name.startswith("FEDFLEET_")}
-        return {"params": spec.params, "run": spec, "cwd": str(Path.cwd()), "variables": variables}
+        return {"run": spec, "cwd": str(Path.cwd()), "variables": variables}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         key = self.live.pop(trial_id, None)
@@ -102,11 +102,11 @@ class StopWhenAsked(NotPickled, tune.Stopper):
         return bool(self.asked())
 
 
-def execute(source: Source, limit: int, bundles: list[dict[str, float]], stop: Callable[[], Any]) -> tune.ResultGrid:
+def execute(source: Source, limit: int, bundles: list[dict[str, float]], stop: Callable[[], Any]) -> None:
     """Execute a source's runs until it has none left or `stop` returns something true.
 
     limit: largest number of simultaneous runs. bundles: resources that each run reserves. Ray must be connected.
-    Returns Tune's results when all runs that were under way have ended.
+    Returns when all runs that were under way have ended.
     """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -133,4 +133,4 @@ def execute(source: Source, limit: int, bundles: list[dict[str, float]], stop: C
                 ),  # for a process that died; other failures are reports
             ),
         )
-        return tuner.fit()
+        tuner.fit()

@@ -12,8 +12,8 @@ from ...engine.runs.launch import new_run_id
 from ...engine.storage.expanded import expanded
 from ..files import listed, load_data, override
 from .folder import load
+from .found import Found
 from .paper_grids import with_grid
-from .run import Found
 from .run import search as run_search
 
 SEARCHES = Path("runs/searches")

@@ -18,7 +18,7 @@ def as_python(experiment: str, overrides: Iterable[str], **arguments: Any) -> st
     return (
         f"import fedfleet\n\nfound = {call}\nprint(found.values, found.best)\n"
         "print(found.to_pandas())  # one row for each trial\n"
-        "# found.study: the study of Optuna; found.results: what Ray Tune's ResultGrid has"
+        "# found.study: the study of Optuna; found.records(0): the rounds of a trial"
     )
 
 

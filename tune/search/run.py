@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
-from optuna import Study, load_study
 
-from ...engine.config.schema import Experiment, experiment
-from ...engine.errors import ConfigError, FedFleetError, Interrupted
-from ...engine.runs.chart import needs
+from ...engine.config.schema import Experiment
+from ...engine.errors import ConfigError, Interrupted
 from ...engine.runs.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ...engine.stopping import Stop, stopping
@@ -26,92 +22,16 @@ from ...engine.storage.secrets import redacted_data
 from ..executor.executor import Executor, check_together, processes_here, why_not_together
 from ..executor.jobs import Jobs
 from ..executor.source import remove_resume_files
-from ..ranges import corners, decided
-from .folder import BEST, LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
-from .optuna_storage import open_storage, storage_url
+from ..ranges import corners
+from .folder import LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
+from .found import Found, found
+from .optuna_storage import storage_url
 from .plan import TOTALS, Plan, plan
 from .progress import SearchProgress
 from .report import import_packages, write_search_report
-from .results import Results
 from .tracking import SearchTracker
 from .trial_source import SearchObserver, TrialSource, inner
-from .trial_store import Trial, TrialStore
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from ray.tune import ResultGrid
-
-
-@dataclass(frozen=True)
-class Found:
-    """The outcome of a search.
-
-    `best`: the experiment with the best trial's values instead of its ranges, as plain data; `folder`/best.yaml has the
-    same for `fedfleet run`. `values`: objective -> the best trial's value. `trials`: all trials. `front`: the Pareto
-    front of several objectives, in which `best` is the best in the first objective; else only the best trial.
-    `storage`, `study_name`: Optuna's. `results`: of the trials of this call, `Results` if they shared processes, else
-    what Ray Tune gives, a `ray.tune.ResultGrid` without files; None if no trial was left to run.
-    """
-
-    search_id: str
-    folder: Path
-    best: dict[str, Any]
-    values: dict[str, float]
-    trials: tuple[Trial, ...]
-    front: tuple[Trial, ...]
-    storage: str = field(default="", repr=False)
-    study_name: str = ""
-    results: ResultGrid | Results | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def study(self) -> Study:
-        """The study of Optuna, with all trials and their values after every evaluated round."""
-        return load_study(study_name=self.study_name, storage=open_storage(self.storage))
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The trials as a data frame of pandas, one row for each: `number`, `status`, a column for each objective and
-        each range (by its dotted key), `rounds` and `reason`. Raises ConfigError if pandas is not installed."""
-        needs("pandas", "or use trials")
-        import pandas as pd
-
-        rows = [
-            {
-                "number": trial.number,
-                "status": trial.status,
-                **dict(zip(self.values, trial.values, strict=False)),
-                **trial.params,
-                "rounds": trial.rounds,
-                "reason": trial.reason,
-            }
-            for trial in self.trials
-        ]
-        return pd.DataFrame(rows).set_index("number")
-
-    @property
-    def value(self) -> float:
-        """The best trial's value of the first objective."""
-        return next(iter(self.values.values()))
-
-    @property
-    def experiment(self) -> Experiment:
-        """The best trial's experiment."""
-        return experiment(self.best)
-
-    def summary(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
-        counts = {status: sum(t.status == status for t in self.trials) for status in STATUSES}
-        return {
-            "search_id": self.search_id,
-            "folder": str(self.folder),
-            "trials": len(self.trials),
-            **{status: count for status, count in counts.items() if count},
-            "best": {"number": self.front[0].number, "params": self.front[0].params, "values": self.values},
-            "front": [{"number": t.number, "params": t.params, "values": list(t.values)} for t in self.front],
-            "file": str(self.folder / BEST),
-        }
-
-
-STATUSES = ("finished", "pruned", "diverged", "failed", "running")
+from .trial_store import TrialStore
 
 
 def search(
@@ -182,16 +102,15 @@ def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) 
         clean_up_ended(source)
         for observer in source.observers:
             observer.begins(source.store.trials())
-        results = None
         try:
             if source.store.open() and not stop():
                 with suppress(Interrupted):  # while Ray starts; told in the next line
-                    results = execute(source, stop, jobs)
+                    execute(source, stop, jobs)
             if stop():
                 raise Interrupted(stop(), left(source))
             if source.broken:
                 raise source.broken
-            outcome = replace(found(source), results=results)
+            outcome = found(source.plan, source.store, source.folder, source.search_id)
             status = "finished"
             return outcome
         except (Interrupted, KeyboardInterrupt):
@@ -203,13 +122,10 @@ def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) 
                 observer.ends(status)
 
 
-def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> ResultGrid | Results:
-    """Run trials until none is left or `stop` returns the number of a signal; returns their results. jobs: the
-    processes that trials share, None if each has its own."""
+def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> None:
+    """Run trials until none is left or `stop` returns the number of a signal. jobs: the processes that trials share,
+    None if each has its own."""
     plan = source.plan
-    shared = Results(plan, source.folder)
-    if jobs is not None:
-        source.observers.append(shared)
     at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
     engine, workers = first_experiment(plan).engine, plan.settings.workers
     threading.Thread(target=import_packages, args=(plan,), name="imports", daemon=True).start()
@@ -219,8 +135,7 @@ def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> 
                 executor.start()
             except ConfigError as error:
                 raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
-        results = executor.run(source)
-    return shared if results is None else results
+        executor.run(source)
 
 
 def shared_processes(plan: Plan) -> AbstractContextManager[Jobs | None]:
@@ -246,45 +161,6 @@ def left(source: TrialSource) -> str:
     trials = source.store.trials()
     ended = sum(t.status != "running" for t in trials)
     return f"; {ended} of {source.plan.trials} trials have ended; to go on: fedfleet search --resume {source.folder}"
-
-
-def found(source: TrialSource) -> Found:
-    """The outcome, whose files are written. Raises FedFleetError if no trial finished."""
-    plan, store, folder = source.plan, source.store, source.folder
-    trials, front = tuple(store.trials()), store.best()
-    if not front:
-        reasons = [f"trial {t.number}: {t.reason}" for t in trials if t.reason]
-        why = f"; {reasons[0]}" if reasons else ""
-        raise FedFleetError(f"none of {len(trials)} trials finished{why}; see {folder / 'trials'}")
-    best = decided(plan.data, front[0].params)
-    values = dict(zip(plan.settings.objectives, front[0].values, strict=True))
-    write(folder / BEST, winner(best, front[0], values))
-    write_front(plan, front if len(front) > 1 else [], folder / "front")
-    database = storage_url(plan.settings.storage, folder)
-    outcome = Found(source.search_id, folder, best, values, trials, tuple(front), database, store.study.study_name)
-    write(folder / "result.json", json.dumps(outcome.summary(), indent=2) + "\n")
-    write_search_report(plan, store, folder / "report.html")
-    return outcome
-
-
-def write_front(plan: Plan, front: list[Trial], folder: Path) -> None:
-    """Write the experiment files of the Pareto front, and remove those of an earlier part of the search that are no
-    longer on it. front: [] for none."""
-    names = {f"{trial.number:04d}.yaml": trial for trial in front}
-    if front:
-        folder.mkdir(exist_ok=True)
-    for name, trial in names.items():
-        its = dict(zip(plan.settings.objectives, trial.values, strict=True))
-        write(folder / name, winner(decided(plan.data, trial.params), trial, its))
-    for path in folder.glob("*.yaml"):
-        if path.stem.isdigit() and path.name not in names:
-            path.unlink()
-
-
-def winner(best: dict[str, Any], trial: Trial, values: dict[str, float]) -> str:
-    """The experiment file of a trial without secrets, with its values in a comment."""
-    text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
-    return f"# Trial {trial.number} of a search: {text}.\n{yaml.safe_dump(redacted_data(best), sort_keys=False)}"
 
 
 def try_out(wanted: Plan, folder: Path) -> None:

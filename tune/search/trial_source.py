@@ -91,7 +91,6 @@ class TrialSource(Source):
             f"{self.search_id}-{number:04d}",
             self.columns,
             self.plan.settings.keep_models,
-            proposal.values,
             may_end=self.plan.settings.pruner != "none",
         )
 
