@@ -26,7 +26,7 @@ from typing import NamedTuple
 import yaml
 from click.testing import CliRunner
 
-from fedfleet.tune.cli import main
+from fedfleet.tune.cli import COMMANDS, main
 
 from .tune.commands import shell
 
@@ -105,7 +105,7 @@ class Runner:
             assert all(line.startswith("$ ") for line in block.text.splitlines()), block.text
             for program, *arguments in block.commands:
                 if program == "fedfleet":
-                    assert arguments[0] in main.commands, block.text
+                    assert arguments[0] in COMMANDS, block.text
         elif block.language == "python":
             compile(block.text, str(self.page), "exec")
         else:

@@ -14,21 +14,21 @@ import click
 from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "attach": "Follow RUN to its end: the id or folder of a detached run, or the id of a job",
-    "bench": "Compare the speed of the engine on this machine with a plain two-process PyTorch loop",
-    "compare": "Compare the runs in these folders",
-    "doctor": "Check versions on every node, placement of workers, shared storage, authentication and the MLflow store",
-    "fleet": "Print percentiles of the devices in the section `systems` of EXPERIMENT, and write them to files",
-    "fork": "Go on from a committed round of the run in DIRECTORY with other settings, as a run of its own",
-    "list": "List what can be chosen by name",
-    "partition": "Draw how EXPERIMENT distributes its data over the clients, and print measures of their heterogeneity",
-    "report": "Write the report of the run, study or search in FOLDER, from what has been run so far",
-    "resume": "Continue the run in DIRECTORY from its last checkpoint",
-    "run": "Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)",
-    "search": "Search the ranges in EXPERIMENT, a YAML file or a shipped name",
-    "show": "Print the configuration, the parameters by kind, and the bytes that one round sends",
-    "study": "Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or continue it where it stopped",
-    "submit": "Run EXPERIMENT as a job of a cluster and follow its log",
+    "attach": "Follow RUN to its end: the id or folder of a detached run, or the id of a job.",
+    "bench": "Compare the speed of the engine on this machine with a plain two-process PyTorch loop.",
+    "compare": "Compare the runs in these folders.",
+    "doctor": "Check versions on every node, placement of workers, storage, authentication and the MLflow store.",
+    "fleet": "Print percentiles of the devices in the section `systems` of EXPERIMENT, and write them to files.",
+    "fork": "Go on from a committed round of the run in DIRECTORY with other settings, as a run of its own.",
+    "list": "List what can be chosen by name.",
+    "partition": "Draw how EXPERIMENT distributes its data over the clients, and print measures of heterogeneity.",
+    "report": "Write the report of the run, study or search in FOLDER, from what has been run so far.",
+    "resume": "Continue the run in DIRECTORY from its last checkpoint.",
+    "run": "Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`).",
+    "search": "Search the ranges in EXPERIMENT, a YAML file or a shipped name.",
+    "show": "Print the configuration, the parameters by kind, and the bytes that one round sends.",
+    "study": "Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or continue it where it stopped.",
+    "submit": "Run EXPERIMENT as a job of a cluster and follow its log.",
 }
 """Name of a command, which is `commands/NAME.py` -> the first sentence of its help."""
 

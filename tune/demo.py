@@ -20,7 +20,7 @@ from .listing import columns
 from .outcome import report_errors
 from .page import svg
 from .page.content import Axis, Curve, Figure
-from .study.folder import Folder
+from .study.folder import StudyFolder
 from .study.spec import load
 
 
@@ -34,7 +34,7 @@ def rounds_to(points: Sequence[tuple[int, float]], target: float) -> str:
     return next((str(number) for number, value in points if value >= target), "–")
 
 
-def table(folder: Folder, curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+def table(folder: StudyFolder, curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     """A line for each method. curves: label -> (round, test accuracy)."""
     targets = folder.study.report.targets
     rows = [("method", "final accuracy", *(f"rounds to {t:.0%}" for t in targets), "MB up", "seconds")]
@@ -56,7 +56,7 @@ def learning_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure
     return Figure("curves", title, Axis("round", whole=True), Axis("test accuracy (%)"), series)
 
 
-def run_all(path: Path) -> Folder:
+def run_all(path: Path) -> StudyFolder:
     """Run the study in a folder. Raises FedFleetError if a method has no result."""
     from .study_run.runner import run_study
 
@@ -66,7 +66,7 @@ def run_all(path: Path) -> Folder:
         raise Interrupted(error.signal, f"; to go on: fedfleet study demo --out {path}") from None
     if outcome.failed or outcome.diverged:
         raise FedFleetError(f"{outcome.failed + outcome.diverged} methods have no result; see {path / 'report.md'}")
-    return Folder(path)
+    return StudyFolder(path)
 
 
 @report_errors

@@ -23,6 +23,6 @@ from .tune.files import load as load
 from .tune.forking import fork as fork
 from .tune.progress import Progress as Progress
 from .tune.search.api import search as search
-from .tune.search.run import Found as Found
+from .tune.search.found import Found as Found
 
 __version__: str

@@ -17,7 +17,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.tune import demo
 from fedfleet.tune.executor.jobs import Jobs
 from fedfleet.tune.executor.source import Source
-from fedfleet.tune.study.folder import Folder
+from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.spec import load
 
 from .commands import until
@@ -41,7 +41,7 @@ def test_the_runs_share_processes_and_have_the_bits_of_runs_alone(
     assert len(handed_out) == 1
     shown = capsys.readouterr().out
     (path,) = tmp_path.glob("runs/demo-*")
-    folder = Folder(path)
+    folder = StudyFolder(path)
     assert (path / "accuracy.png").stat().st_size > 10_000
     assert str(path.relative_to(tmp_path) / "report.html") in shown
     for cell in folder.cells():

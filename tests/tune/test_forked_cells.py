@@ -13,7 +13,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.study.cells import cells
 from fedfleet.tune.study.check import checked
-from fedfleet.tune.study.folder import Folder
+from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.spec import Study, load
 
 from .commands import shell
@@ -66,7 +66,7 @@ def test_cells_are_the_forks_and_their_parents_keep_nothing_when_all_is_over(tmp
     file = written(tmp_path, **PLAIN, axes={"attack": ATTACK}, seeds=[0])
     done = shell(tmp_path, "study", file, "--out", "out", "--jobs", "2", timeout=500)
     assert done.returncode == 0, done.stderr
-    folder = Folder(tmp_path / "out")
+    folder = StudyFolder(tmp_path / "out")
     all_cells = cells(load(file))
     for cell in all_cells:
         place = folder.of(cell)

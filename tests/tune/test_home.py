@@ -12,7 +12,7 @@ import fedfleet
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.storage.expanded import expanded, expanded_address
-from fedfleet.tune.cli import main
+from fedfleet.tune.cli import COMMANDS, loaded
 from fedfleet.tune.commands.options import Out
 from fedfleet.tune.search.plan import Search
 
@@ -32,8 +32,8 @@ def home(tmp_path, monkeypatch) -> Path:
 
 
 def parameters() -> Iterator[tuple[str, click.Parameter]]:
-    for name, command in main.commands.items():
-        for parameter in command.params:
+    for name in COMMANDS:
+        for parameter in loaded(name).params:
             if isinstance(parameter.type, click.Path | Out) or parameter.name in ("out", "html"):
                 yield name, parameter
 

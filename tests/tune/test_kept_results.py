@@ -18,7 +18,7 @@ import fedfleet
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.run_files import Columns, read_columns
 from fedfleet.tune.study import kept_results
-from fedfleet.tune.study.folder import FINISHED, Folder
+from fedfleet.tune.study.folder import FINISHED, StudyFolder
 from fedfleet.tune.study.kept_results import ADDED_UP, NAME, keep, restore, rows_of
 
 from .commands import shell
@@ -127,7 +127,7 @@ def test_a_run_whose_folder_was_removed_is_run_again(finished: Path, tmp_path: P
     """The file counts only where there are no folders at all: whoever removes one wants that run again."""
     folder = copied(finished, tmp_path / "kept")
     assert shell(tmp_path, "report", "kept").returncode == 0
-    study = Folder(folder)
+    study = StudyFolder(folder)
     gone = study.of(study.cells()[0])
     shutil.rmtree(gone)
     done = shell(tmp_path, "study", str(folder / "study.yaml"), "tracking.uri=none", "--out", "kept", timeout=500)
@@ -204,7 +204,7 @@ def test_searches_of_ranges_are_kept(tmp_path: Path):
     for part in ("cells", "searches"):
         shutil.rmtree(tmp_path / part)
     assert restore(tmp_path) == 2
-    assert Folder(tmp_path).searched("b2") == {"method.lr": 0.25}
+    assert StudyFolder(tmp_path).searched("b2") == {"method.lr": 0.25}
 
 
 def test_searches_that_are_there_do_not_keep_runs_from_being_restored(tmp_path: Path):

@@ -35,7 +35,7 @@ from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.report import page_of as search_page
 from fedfleet.tune.search.trial_store import Trial
 from fedfleet.tune.study.cells import trials
-from fedfleet.tune.study.folder import Folder, Points
+from fedfleet.tune.study.folder import Points, StudyFolder
 from fedfleet.tune.study.spec import Published, Report, load
 
 from .commands import invoke
@@ -483,7 +483,7 @@ def test_runs_that_did_not_finish_are_in_no_table(found: Findings):
 def test_a_choice_is_made_when_all_its_trials_have_ended(tmp_path: Path, over: int, chosen: str):
     """A choice for both seeds of a level, from two points, in the folder of a study that was interrupted. The
     trial with the chosen point is the cell."""
-    folder = Folder(tmp_path / "study")
+    folder = StudyFolder(tmp_path / "study")
     folder.keep(load(written(tmp_path, tune={"each": "level"})))
     for number, cell in enumerate(trials(folder.study)):
         if number < over or cell.place != ("beta = 0.5",):
@@ -501,7 +501,7 @@ def test_a_choice_is_made_when_all_its_trials_have_ended(tmp_path: Path, over: i
 
 def test_the_shorter_trials_of_a_reduced_study_make_its_choices(tmp_path: Path):
     reduced = load(written(tmp_path, tune={"each": "level", "rounds": 4}), reduced={"scale": 0.5})
-    folder = Folder(tmp_path / "study")
+    folder = StudyFolder(tmp_path / "study")
     folder.keep(reduced)
     for cell in trials(folder.study):
         folder.of(cell).mkdir(parents=True)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fedfleet.tune.search.plan import plan
-from fedfleet.tune.search.progress import SearchProgress
+from fedfleet.tune.search.search_progress import SearchProgress
 from fedfleet.tune.search.trial_store import Trial
 
 DATA = {
@@ -21,18 +21,22 @@ DATA = {
 }
 
 
+def under_way(number: int) -> Trial:
+    return Trial(number, "running", {"method.mu": 0.5}, (), 0)
+
+
 def told() -> SearchProgress:
     """The progress after two trials, one of which finished."""
     asked = plan(DATA)
     shown = SearchProgress(asked)
-    shown.begins([])
-    for number in (0, 1):
-        shown.trial_begins(number, {"method.mu": 0.5}, asked.experiment({"method.mu": 0.5}))
-    shown.trial_rounds(0, [{"round": 10}])
-    shown.trial_rounds(1, [{"round": 5}])
-    shown.trial_ends(Trial(0, "finished", {"method.mu": 0.5}, (0.8765,), 10))
-    shown.trial_ends(Trial(1, "failed", {"method.mu": 0.25}, (), 5, "it broke"))
-    shown.ends("FINISHED")
+    shown.begins("trial", 3, [])
+    trials = [under_way(number) for number in (0, 1)]
+    for trial, number in zip(trials, (10, 5), strict=True):
+        shown.run_begins(trial, 10)
+        shown.run_rounds(trial, [{"round": number}])
+    shown.run_ends(Trial(0, "finished", {"method.mu": 0.5}, (0.8765,), 10))
+    shown.run_ends(Trial(1, "failed", {"method.mu": 0.25}, (), 5, "it broke"))
+    shown.ends("finished")
     return shown
 
 
@@ -48,11 +52,11 @@ def test_a_line_for_each_trial(capsys: pytest.CaptureFixture[str]):
 def test_few_of_many_trials_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     asked = plan({**DATA, "search": {"trials": 1000}})
     shown = SearchProgress(asked)
-    shown.begins([])
+    shown.begins("trial", 1000, [])
     for number in range(1000):
-        shown.trial_begins(number, {"method.mu": 0.5}, asked.experiment({"method.mu": 0.5}))
+        shown.run_begins(under_way(number), 10)
     monkeypatch.setattr(shown.pulse, "due", lambda: True)
-    shown.trial_rounds(3, [{"round": 5}])
+    shown.run_rounds(under_way(3), [{"round": 5}])
     _, line = capsys.readouterr().err.splitlines()
     assert "1000 running, 0 left" in line
     assert line.endswith("trial 2 0%  trial 3 50%  trial 4 0%  trial 5 0%  trial 6 0%  trial 7 0%  and 992 more")

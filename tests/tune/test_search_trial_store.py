@@ -18,9 +18,9 @@ import yaml
 
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.search.importance import importances
+from fedfleet.tune.search.optuna_samplers import sampler as chosen
 from fedfleet.tune.search.optuna_storage import storage_url
 from fedfleet.tune.search.plan import plan
-from fedfleet.tune.search.samplers import sampler as chosen
 from fedfleet.tune.search.trial_store import Trial, TrialStore
 
 from .commands import until

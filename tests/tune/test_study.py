@@ -26,11 +26,11 @@ from fedfleet.engine.storage.lock import exclusive
 from fedfleet.tune.executor.executor import processes_here
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.study.direction import with_direction
-from fedfleet.tune.study.folder import Folder
+from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.spec import load
 from fedfleet.tune.study_run.runner import run_study
 from fedfleet.tune.study_run.searching import run_searches
-from fedfleet.tune.study_run.tracking import StudyTracker
+from fedfleet.tune.study_run.study_tracker import StudyTracker
 
 from ..faults.runs import untimed
 from .commands import COMMAND, below, invoke, shell, until
@@ -73,7 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_cell_is_the_run_that_its_configuration_says(undisturbed: Path):
-    folder = Folder(undisturbed / "out")
+    folder = StudyFolder(undisturbed / "out")
     found = results(folder.path)
     assert len(found) == 8 + 4  # FedAvg's trials, two a cell, of which the best is the cell; SCAFFOLD's cells
     for cell in folder.cells()[::3]:
@@ -96,7 +96,7 @@ def same_but_rate(a: Path, b: Path) -> bool:
 def test_mlflow_has_a_parent_and_a_run_for_each_cell(undisturbed: Path):
     runs = children(undisturbed, "out")
     assert len(runs) == 8
-    folder = Folder(undisturbed / "out")
+    folder = StudyFolder(undisturbed / "out")
     by_key = {cell.key: cell for cell in folder.cells()}
     (head,) = (undisturbed / ".git/refs/heads").iterdir()
     commit = head.read_text().strip()
@@ -129,13 +129,16 @@ def test_mlflow_has_a_parent_and_a_run_for_each_cell(undisturbed: Path):
 
 def test_the_password_of_a_store_stays_in_study_yaml(tmp_path: Path):
     """Only its owner may read the file then; MLflow gets another text."""
-    study, folder = load(written(tmp_path, tracking={"uri": "http://me:s3cret@127.0.0.1:1/"})), Folder(tmp_path / "out")
+    study, folder = (
+        load(written(tmp_path, tracking={"uri": "http://me:s3cret@127.0.0.1:1/"})),
+        StudyFolder(tmp_path / "out"),
+    )
     folder.keep(study)
     assert folder.study == study
     assert (tmp_path / "out" / "study.yaml").stat().st_mode & 0o777 == 0o600
-    tracker = StudyTracker(load(written(tmp_path)), folder)
-    tracker.study = study
-    (text,) = tracker._settings().values()
+    tracker = StudyTracker(study, folder)
+    tracker.writer.abandon()
+    (text,) = tracker.settings().values()
     assert yaml.safe_load(text)["tracking"]["uri"] == "http://***@127.0.0.1:1/"
     folder.keep(load(written(tmp_path)))
     assert (tmp_path / "out" / "study.yaml").stat().st_mode & 0o044 == 0o044
@@ -297,7 +300,7 @@ def test_bad_cells_are_recorded_and_the_study_goes_on(tmp_path: Path):
     done = invoke(*command)
     assert done.exit_code == 1
     assert done.stderr.splitlines()[-1].startswith("error: 4 cells or trials of the study failed")
-    folder = Folder(tmp_path / "out")
+    folder = StudyFolder(tmp_path / "out")
     status = {(cell.method, cell.place[0]): folder.status(cell) for cell in folder.cells()}
     assert [status[m, "beta = 0.5"] for m in ("raises", "dies", "explodes", "SCAFFOLD")] == [
         *("failed", "failed", "diverged", "finished")
@@ -329,7 +332,7 @@ def test_cells_run_on_a_cluster_that_is_there(tmp_path: Path, ray_here: None):
     address = ray.get_runtime_context().gcs_address
     done = shell(tmp_path, "study", file, "--out", "there", "--address", address, timeout=500)
     assert done.returncode == 0, done.stderr
-    found = Folder(tmp_path / "there")
+    found = StudyFolder(tmp_path / "there")
     assert len(found.cells()) == 4
     for cell in found.cells():
         assert found.result(cell)["model_sha256"] == run(experiment(cell.data)).model_sha256
@@ -341,7 +344,7 @@ def test_an_address_where_no_cluster_is(tmp_path: Path):
     assert done.stderr.splitlines()[-1].startswith("error: engine.address=127.0.0.1:1: no cluster answers there")
 
 
-def log_of(folder: Folder, cell: Any) -> str:
+def log_of(folder: StudyFolder, cell: Any) -> str:
     return (folder.of(cell) / "run.json").read_text()
 
 
@@ -391,7 +394,7 @@ def test_ranges_are_searched(tmp_path: Path, ray_here: None):
     )
     done = invoke("study", file, "--out", str(tmp_path / "out"), "--jobs", "2")
     assert done.exit_code == 0, done.output
-    folder = Folder(tmp_path / "out")
+    folder = StudyFolder(tmp_path / "out")
     (result,) = [json.loads(path.read_text()) for path in folder.path.glob("searches/*/result.json")]
     assert result["trials"] == 3
     found = folder.cells()
@@ -438,7 +441,7 @@ def test_jobs_bound_the_searches(
     monkeypatch.setattr("fedfleet.workloads.processors.affinity", lambda: 8)
     monkeypatch.setattr("fedfleet.workloads.processors.quota", lambda: math.inf)
     monkeypatch.setattr("fedfleet.tune.study_run.searching.search", lambda data, *_, **__: asked.append(plan(data)))
-    assert run_searches(with_direction(load(file)), Folder(tmp_path / "out"), jobs, Stop()) == []
+    assert run_searches(with_direction(load(file)), StudyFolder(tmp_path / "out"), jobs, Stop()) == []
     (wanted,) = asked
     assert (wanted.settings.concurrent, wanted.settings.together) == (concurrent, together)
     assert processes_here(Engine.model_validate(wanted.data["engine"])) == processes
@@ -474,7 +477,7 @@ def test_interrupted_between_searches(tmp_path: Path, monkeypatch: pytest.Monkey
         return does(*args)
 
     monkeypatch.setattr(place, interrupted)
-    folder = Folder(tmp_path / "out")
+    folder = StudyFolder(tmp_path / "out")
     with pytest.raises(Interrupted, match="give the same command again"):
         run_study(load(str(tmp_path / "small.yaml")), folder.path, 2, quiet=True)
     results = [path.parent.name for path in folder.path.glob("searches/*/result.json")]

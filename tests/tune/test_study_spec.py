@@ -16,7 +16,7 @@ from fedfleet.tune.report.findings import chosen_by
 from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
 from fedfleet.tune.study.check import checked, resolve
 from fedfleet.tune.study.direction import with_direction
-from fedfleet.tune.study.folder import Folder
+from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import Study, load, shipped
 
@@ -455,7 +455,7 @@ def test_which_values_are_better_follows_from_the_metric(tmp_path: Path, report:
     changes = {"plugins": ["absolute.py"], "experiment": experiment, "axes": axes, "tune": {"each": "cell"}}
     study = with_direction(load(written(tmp_path, **changes, report=report)))
     assert study.report.best == best
-    kept = Folder(tmp_path / "kept")
+    kept = StudyFolder(tmp_path / "kept")
     kept.keep(study)
     assert kept.study.report.best == best
 
@@ -464,7 +464,7 @@ def test_a_study_is_tuned_for_the_lowest_loss(tmp_path: Path):
     """The best of two step sizes at which the losses are 0.9 and 0.2."""
     study, folder = (
         with_direction(load(written(tmp_path, tune={"each": "cell"}), ["report.metric=eval/loss"])),
-        Folder(tmp_path / "out"),
+        StudyFolder(tmp_path / "out"),
     )
     folder.final = lambda cell, metric, by: {0.1: 0.9, 0.01: 0.2}[cell.data["method"]["rule"]["lr"]]
     tuned = cells(study, lambda cell: folder.score(cell, study))
@@ -476,7 +476,7 @@ def test_metrics_that_are_better_in_two_directions(tmp_path: Path):
     changes = {"tune": {"each": "cell", "metric": "eval/accuracy"}, "report": {"metric": "eval/loss"}}
     study = with_direction(load(written(tmp_path, **changes)))
     assert (study.report.best, study.deciding_best) == ("min", "max")
-    folder = Folder(tmp_path / "out")
+    folder = StudyFolder(tmp_path / "out")
     folder.keep(study)
     folder.final = lambda cell, metric, by: 0.7
     assert (folder.study.deciding_best, folder.score(cells(study)[0], study)) == ("max", 0.7)

@@ -18,5 +18,5 @@ from .options import KeyedCommand, Out, on_cluster, overrides
 @click.option("--out", type=Out(), help="Folder that all nodes should be able to read (default: runs).")
 @report_errors
 def command(experiment: str | None, overrides: tuple[str, ...], address: str | None, out: Path | None) -> None:
-    """Check versions on every node, placement of workers, shared storage, authentication and the MLflow store."""
+    """Check versions on every node, placement of workers, storage, authentication and the MLflow store."""
     examine(experiment, on_cluster(overrides, address), out or Path("runs"))

@@ -19,5 +19,5 @@ from .options import KeyedCommand, Out, overrides
 @click.option("--out", type=Out(), default="partition.png", help="File for the chart: .png, .svg or .pdf.")
 @report_errors
 def command(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
-    """Draw how EXPERIMENT distributes its data over the clients, and print measures of their heterogeneity."""
+    """Draw how EXPERIMENT distributes its data over the clients, and print measures of heterogeneity."""
     say(describe(load(experiment, overrides), out))

@@ -13,7 +13,7 @@ from ..report.page import write_report
 from ..run_report import write_run_report
 from ..search.run import report_again
 from ..streams import say
-from ..study.folder import Folder
+from ..study.folder import StudyFolder
 from ..study.kept_results import check_restored, restore
 from .options import KeyedCommand, Out
 
@@ -30,9 +30,9 @@ def command(folder: Path, out: Path | None) -> None:
     page = check_page("--out", out) if out is not None else folder / "report.html"
     if (folder / "study.yaml").is_file():
         restore(folder)
-        study = Folder(folder).study
+        study = StudyFolder(folder).study
         check_restored(folder, (study.report.metric, study.deciding))
-        say(str(write_report(Folder(folder), page)))
+        say(str(write_report(StudyFolder(folder), page)))
     elif (folder / "search.yaml").is_file():
         say(str(report_again(folder, page)))
     elif (folder / "config.yaml").is_file():

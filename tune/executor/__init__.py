@@ -1,6 +1,7 @@
 """The executor of many runs, which searches and studies share: in processes that runs share, or on Ray Tune.
 
 source         the interface of what hands out the runs, and what is exchanged with it
+observed       a source that tells observers of its runs
 executor       connects to Ray and computes how many runs fit
 requested_run  a run as its process executes it
 jobs, job      processes of this machine that several runs share: the driver's side, and such a process

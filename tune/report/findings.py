@@ -12,7 +12,7 @@ import numpy as np
 from ..quantities import is_share
 from ..run_files import column, privacy_spent, read_json, read_table
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
-from ..study.folder import FINISHED, MISSING, Folder, Points
+from ..study.folder import FINISHED, MISSING, Points, StudyFolder
 from ..study.spec import Published, Report, Study
 
 Place = tuple[str, ...]
@@ -118,7 +118,7 @@ def key_of(place: Place) -> str:
     return name_of(place) or "all"
 
 
-def findings(folder: Folder) -> Findings:
+def findings(folder: StudyFolder) -> Findings:
     """The findings in a study's folder."""
     study = folder.study
     cells = folder.cells()
@@ -146,7 +146,7 @@ def findings(folder: Folder) -> Findings:
     )
 
 
-def undecided(folder: Folder, study: Study) -> dict[tuple[str, Place, int], str]:
+def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int], str]:
     """(method, level, seed) of the cells some of whose deciding trials have not ended -> "3 of 6 trials"."""
     found: dict[tuple[str, Place, int], str] = {}
     for method in study.methods if study.tune.each != "none" else ():
@@ -199,7 +199,7 @@ def chosen_by(study: Study) -> str:
     return text
 
 
-def run_of(folder: Folder, cell: Cell, report: Report) -> Run:
+def run_of(folder: StudyFolder, cell: Cell, report: Report) -> Run:
     reason = folder.failure(cell).get("reason", "") if folder.status(cell) != FINISHED else ""
     points = folder.points(cell, report.metric)
     up, down, seconds = totals(folder, cell)
@@ -220,7 +220,7 @@ def run_of(folder: Folder, cell: Cell, report: Report) -> Run:
     )
 
 
-def totals(folder: Folder, cell: Cell) -> tuple[float, float, float]:
+def totals(folder: StudyFolder, cell: Cell) -> tuple[float, float, float]:
     """(bytes up, bytes down, seconds) of a run's rounds; nan without a record."""
     table = read_table(folder.of(cell))
     if table is None:
@@ -229,7 +229,7 @@ def totals(folder: Folder, cell: Cell) -> tuple[float, float, float]:
     return float(up), float(down), float(seconds)
 
 
-def facts(folder: Folder, cells: list[Cell]) -> Iterator[str]:
+def facts(folder: StudyFolder, cells: list[Cell]) -> Iterator[str]:
     """Texts on sizes of the federations and versions of the packages, from the cells that were run."""
     sizes = [cell.data["federation"] for cell in cells]
     for key, what in (("clients", "clients"), ("cohort", "of them in each round"), ("rounds", "rounds")):

@@ -11,7 +11,7 @@ from ...engine.storage.atomic_write import write
 from ..listing import columns
 from ..page import html
 from ..page.content import Page, Section, Table, of_table
-from ..study.folder import Folder
+from ..study.folder import StudyFolder
 from . import markdown
 from .charts import charts
 from .findings import Findings, findings
@@ -26,7 +26,7 @@ def import_packages() -> None:
         import_module(name)
 
 
-def write_report(folder: Folder, page: Path | None = None) -> str:
+def write_report(folder: StudyFolder, page: Path | None = None) -> str:
     """Write the report of what has been run so far; returns its tables as text. page: by default report.html in the
     study's folder."""
     return write_page(findings(folder), page or folder.path / "report.html")

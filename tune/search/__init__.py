@@ -2,11 +2,13 @@
 
 plan            the ranges and the section `search`
 paper_grids     the grids that papers give for their methods
-run             runs a search, and gives what it has found
+run             runs a search
+found           what a search has found: the object, the files and the text
 folder          the folder of a search
-trial_store     the trials in Optuna's storage
-optuna_storage  opens a storage; samplers: propose values; warm_start: the trials of earlier searches
 trial_source    the source of trials for the executor
-progress, tracking, report, importance    what is shown of a search
-api, command    the function and the command
+trial_store     the trials in Optuna's storage
+optuna_storage  opens a storage; optuna_samplers: propose values; warm_start: the trials of earlier searches
+search_progress, search_tracker    tell of the trials on standard error and in MLflow
+report, importance                 the page of a search
+api, as_python, search_command     the function, the program with its call, and the command
 """

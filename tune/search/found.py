@@ -14,7 +14,7 @@ from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import FedFleetError
 from ...engine.records.history import Record
 from ...engine.runs.chart import needs
-from ...engine.runs.run_directory import read_rows
+from ...engine.runs.saved_files import read_rows
 from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted_data
 from ..ranges import decided

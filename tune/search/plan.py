@@ -25,8 +25,9 @@ TRIALS_OF_PROCESS = 64
 """The most trials that are under way in a process by default. With them the blocks of most models are full, and each
 trial takes memory and a thread."""
 
-MODES = {"min": "minimize", "max": "maximize"}
-MODES_OF = {word.upper(): mode for mode, word in MODES.items()}
+Direction = Literal["minimize", "maximize"]
+MODES: dict[str, Direction] = {"min": "minimize", "max": "maximize"}
+MODES_OF: dict[str, str] = {word.upper(): mode for mode, word in MODES.items()}
 """Optuna's name of a direction -> mode."""
 
 
@@ -146,7 +147,7 @@ class Plan:
         return min(wanted, TRIALS_OF_PROCESS * processes)
 
     @property
-    def directions(self) -> list[str]:
+    def directions(self) -> list[Direction]:
         return [MODES[mode] for mode in self.settings.objectives.values()]
 
     def experiment(self, values: dict[str, Any]) -> Experiment:

@@ -21,17 +21,18 @@ from ...engine.storage.lock import exclusive
 from ...engine.storage.secrets import redacted_data
 from ..executor.executor import Executor, check_together, processes_here, why_not_together
 from ..executor.jobs import Jobs
+from ..executor.observed import RunsObserver, observed
 from ..executor.source import remove_resume_files
 from ..ranges import corners
 from .folder import LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
 from .found import Found, found
 from .optuna_storage import storage_url
 from .plan import TOTALS, Plan, plan
-from .progress import SearchProgress
 from .report import import_packages, write_search_report
-from .tracking import SearchTracker
-from .trial_source import SearchObserver, TrialSource, inner
-from .trial_store import TrialStore
+from .search_progress import SearchProgress
+from .search_tracker import SearchTracker
+from .trial_source import TrialSource, inner
+from .trial_store import Trial, TrialStore
 
 
 def search(
@@ -87,9 +88,11 @@ def store_of(wanted: Plan, folder: Path, kept: SearchIds) -> TrialStore:
     return TrialStore(wanted, url, kept.study, kept.search_id, earlier=not kept.owns)
 
 
-def observers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[SearchObserver]:
+def observers(
+    wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None
+) -> list[RunsObserver[Trial]]:
     tracking = first_experiment(wanted).tracking
-    found: list[SearchObserver] = [SearchProgress(wanted)] if progress else []
+    found: list[RunsObserver[Trial]] = [SearchProgress(wanted)] if progress else []
     if tracking.uri != "none" and tracking.name == "mlflow":
         found.append(SearchTracker(wanted, tracking, folder, search_id, parent))
     return found
@@ -97,11 +100,11 @@ def observers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent
 
 def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) -> Found:
     """Run the trials that are left, and notify the observers. flag: that a signal sets, a new one by default."""
-    status = "failed"
-    with stopping(flag) as stop:
+    with stopping(flag) as stop, observed(source.observers):
         clean_up_ended(source)
+        ended = [trial for trial in source.store.trials() if trial.status != "running"]
         for observer in source.observers:
-            observer.begins(source.store.trials())
+            observer.begins("trial", source.plan.trials, ended)
         try:
             if source.store.open() and not stop():
                 with suppress(Interrupted):  # while Ray starts; told in the next line
@@ -110,16 +113,9 @@ def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) 
                 raise Interrupted(stop(), left(source))
             if source.broken:
                 raise source.broken
-            outcome = found(source.plan, source.store, source.folder, source.search_id)
-            status = "finished"
-            return outcome
-        except (Interrupted, KeyboardInterrupt):
-            status = "killed"
-            raise
+            return found(source.plan, source.store, source.folder, source.search_id)
         finally:
             clean_up_ended(source)
-            for observer in source.observers:
-                observer.ends(status)
 
 
 def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> None:

@@ -4,45 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, nearest
 from ...engine.rounds.driver import Record
-from ..executor.source import DIED, Report, RunRequest, Source
+from ..executor.observed import ObservedSource, RunsObserver
+from ..executor.source import RunRequest
 from .folder import trial_folder
 from .plan import TOTALS, Plan
-from .trial_store import Proposal, Trial, TrialStore
-
-
-class SearchObserver:
-    """Receives the events of a search, for progress and MLflow. Its methods do nothing."""
-
-    def begins(self, trials: list[Trial]) -> None:
-        """The search begins or is resumed. trials: those of earlier parts of the search."""
-
-    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment | None) -> None:
-        """A trial begins. params: its values by dotted key. experiment: with these values; None if they exclude each
-        other, and then the trial ends at once."""
-
-    def trial_rounds(self, number: int, rows: list[Record]) -> None:
-        """Rounds of a trial are over. rows: their records."""
-
-    def trial_ends(self, trial: Trial) -> None:
-        """A trial has ended."""
-
-    def ends(self, status: str) -> None:
-        """The search has ended. status: finished, failed or killed."""
-
-
-@dataclass
-class Live:
-    """A trial that is running. `rows`: the records of its rounds so far."""
-
-    experiment: Experiment
-    rows: list[Record] = field(default_factory=list)
+from .trial_store import Trial, TrialStore
 
 
 def add_record(rows: list[Record], row: Record) -> None:
@@ -53,105 +25,76 @@ def add_record(rows: list[Record], row: Record) -> None:
     rows.append(row)
 
 
-class TrialSource(Source):
+class TrialSource(ObservedSource[Trial]):
     """Connects the executor with Optuna's storage and the observers."""
 
     def __init__(
-        self, plan: Plan, store: TrialStore, folder: Path, search_id: str, observers: list[SearchObserver]
+        self, plan: Plan, store: TrialStore, folder: Path, search_id: str, observers: Sequence[RunsObserver[Trial]]
     ) -> None:
+        super().__init__(observers)
         self.plan, self.store, self.folder, self.search_id = plan, store, folder, search_id
-        self.observers = observers
-        self.live: dict[int, Live] = {}
+        self.records: dict[int, list[Record]] = {}  # of the rounds of the trials under way
+        self.rounds: dict[int, int] = {}  # that the trials under way are to have
         self.broken: ConfigError | None = None  # an error that every trial would have
         self.columns = tuple(name for name in plan.settings.objectives if name not in TOTALS)
 
     def next(self) -> RunRequest | None:
         while (proposal := self.store.propose()) is not None:
+            number, key = proposal.number, f"{proposal.number:04d}"
+            trial = Trial(number, "running", proposal.values, (), 0)
+            self.records[number] = []
             try:
                 made = self.plan.experiment(proposal.values)
             except ConfigError as error:  # each value is possible, but not beside the others
-                self._begins(proposal, None)
-                self._record_end(proposal.number, "failed", [], (), " ".join(str(error).split()))
+                self.begin(key, trial, 0)
+                self.end(key, "failed", " ".join(str(error).split()))
                 continue
-            self.live[proposal.number] = Live(made)
-            self._begins(proposal, made)
-            return self._request(proposal, made)
+            self.rounds[number] = made.federation.rounds
+            self.begin(key, trial, made.federation.rounds)
+            return RunRequest(
+                key,
+                inner(made, self.plan.settings.workers).plain(),
+                str(trial_folder(self.folder, number)),
+                f"{self.search_id}-{key}",
+                self.columns,
+                self.plan.settings.keep_models,
+                may_end=self.plan.settings.pruner != "none",
+            )
         return None
-
-    def _begins(self, proposal: Proposal, made: Experiment | None) -> None:
-        for observer in self.observers:
-            observer.trial_begins(proposal.number, proposal.values, made)
-
-    def _request(self, proposal: Proposal, made: Experiment) -> RunRequest:
-        number = proposal.number
-        return RunRequest(
-            f"{number:04d}",
-            inner(made, self.plan.settings.workers).plain(),
-            str(trial_folder(self.folder, number)),
-            f"{self.search_id}-{number:04d}",
-            self.columns,
-            self.plan.settings.keep_models,
-            may_end=self.plan.settings.pruner != "none",
-        )
 
     @property
     def left(self) -> int:
         return self.store.left
 
-    def on_report(self, key: str, report: Report) -> bool:
-        number, rows, lags = int(key), report.rows, False
-        live = self.live.get(number)
-        if live is None:
-            return True
+    def reported(self, run: Trial, rows: list[Record]) -> bool:
+        """Record the objective's value after each round; returns whether the pruner ends the trial."""
+        records, lags = self.records[run.number], False
         for row in rows:
-            add_record(live.rows, row)
-            lags = self._reported(number, live, row) or lags
-        for observer in self.observers:
-            observer.trial_rounds(number, rows)
-        if report.status == "running":
-            if lags:
-                self._end(number, "pruned")
-            return lags
-        self._end(number, report.status, report.reason)
-        return True
+            add_record(records, row)
+            if len(self.plan.settings.objectives) == 1 and all(column in row for column in self.columns):
+                prune = self.store.report(run.number, int(row["round"]), self._values(run)[0])
+                lags = lags or (prune and row["round"] < self.rounds[run.number])
+        return lags
 
-    def on_process_death(self, key: str) -> None:
-        if int(key) in self.live:
-            self._end(int(key), "failed", DIED)
-
-    def _reported(self, number: int, live: Live, row: Record) -> bool:
-        """Record a round with an objective's value; returns whether the pruner ends the trial."""
-        if len(self.plan.settings.objectives) > 1 or not all(column in row for column in self.columns):
-            return False
-        prune = self.store.report(number, int(row["round"]), self._values(live)[0])
-        return prune and row["round"] < live.experiment.federation.rounds
-
-    def _values(self, live: Live) -> list[float]:
+    def _values(self, run: Trial) -> list[float]:
         """The values of the objectives over the rounds so far."""
-        return [value_of(name, live.rows, self.plan.settings.last) for name in self.plan.settings.objectives]
+        records, last = self.records[run.number], self.plan.settings.last
+        return [value_of(name, records, last) for name in self.plan.settings.objectives]
 
-    def _end(self, number: int, status: str, reason: str = "") -> None:
-        live = self.live.pop(number)
+    def record_end(self, run: Trial, status: str, reason: str) -> Trial:
         values: list[float] = []
         if status == "finished":
             try:
-                values = self._values(live)
+                values = self._values(run)
             except ConfigError as error:
                 self.broken, status, reason = error, "failed", str(error)
             else:
                 if not all(math.isfinite(value) for value in values):
                     status, reason = "failed", f"an objective is not finite: {values}"
-        self._record_end(number, status, live.rows, values, reason)
-
-    def _record_end(
-        self, number: int, status: str, rows: list[Record], values: Sequence[float] = (), reason: str = ""
-    ) -> None:
-        """Record how a trial has ended, and tell the observers. rows: the records of its rounds."""
+        rows = self.records.pop(run.number)
         facts = {"rounds": len(rows), "seconds": total("seconds", rows), "bytes": total("bytes", rows)}
-        self.store.end(number, status, list(values), {**facts, "reason": reason} if reason else facts)
-        ended = self.store.trial(number)
-        for observer in self.observers:
-            observer.trial_ends(ended)
+        self.store.end(run.number, status, values, {**facts, "reason": reason} if reason else facts)
+        return self.store.trial(run.number)
 
 
 def inner(made: Experiment, workers: int) -> Experiment:

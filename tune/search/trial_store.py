@@ -13,9 +13,9 @@ import optuna
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 
 from ...engine.errors import ConfigError
+from .optuna_samplers import sampler
 from .optuna_storage import open_storage
 from .plan import INDEPENDENT, MODES_OF, Plan, starts
-from .samplers import sampler
 from .warm_start import IMPORTED, earlier_trials, imported
 
 ENDED = {"finished": "COMPLETE", "pruned": "PRUNED", "diverged": "PRUNED", "failed": "FAIL"}

@@ -43,7 +43,7 @@ class Points(NamedTuple):
     visits: np.ndarray | None = None
 
 
-class Folder:
+class StudyFolder:
     """The folder of a study at `path`."""
 
     def __init__(self, path: Path) -> None:

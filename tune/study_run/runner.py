@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ...engine.config.schema import Engine, experiment
 from ...engine.errors import ConfigError, Interrupted
+from ...engine.records.history import Record
 from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.fork import fork_of
 from ...engine.runs.run_directory import clear
@@ -20,17 +21,18 @@ from ...engine.storage.lock import exclusive
 from ...workloads.processors import processors
 from ..executor.executor import Executor, check_together, why_not_together
 from ..executor.jobs import Jobs
-from ..executor.source import DIED, Report, RunRequest, Source, remove_resume_files
+from ..executor.observed import ObservedSource, RunsObserver, observed
+from ..executor.source import RunRequest, remove_resume_files
 from ..report.page import import_packages, write_report
 from ..streams import tell
-from ..study.cells import Cell, cells, fork_axis, trials
+from ..study.cells import Cell, cells, trials
 from ..study.check import checked
-from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
+from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, StudyFolder
 from ..study.kept_results import check_restored, keep, restore
 from ..study.searches import searches
 from ..study.spec import Study
-from .progress import StudyProgress
-from .tracking import StudyTracker
+from .study_progress import StudyProgress
+from .study_tracker import StudyTracker
 
 CELLS_OF_PROCESS = 16
 """The most cells that share a process."""
@@ -46,13 +48,16 @@ class Outcome(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Runs that do not depend on each other. what: name of a run, trial or cell; planned: returns the runs, when all
-    runs of earlier stages have ended; ended: called with each one that has ended, and whether that was before the study
-    began."""
+    """Runs that do not depend on each other. what: name of a run; planned: returns the runs, when all runs of earlier
+    stages have ended."""
 
     what: str
-    planned: Callable[[], list[Cell]]
-    ended: Callable[[Cell, bool], None]
+    planned: Callable[[StudyFolder], list[Cell]]
+
+
+TRIALS = Stage("trial", lambda folder: trials(folder.study))
+CELLS = Stage("cell", lambda folder: [cell for cell in folder.cells() if cell.fork is None])
+FORKS = Stage("fork", lambda folder: [cell for cell in folder.cells() if cell.fork is not None])
 
 
 def run_study(
@@ -68,7 +73,7 @@ def run_study(
     """
     study = checked(study)
     refuse_other_kind(path, "study")
-    folder, engine = Folder(path), Engine.model_validate(cells(study)[0].data["engine"])
+    folder, engine = StudyFolder(path), Engine.model_validate(cells(study)[0].data["engine"])
     jobs = jobs or (None if engine.address else processors())
     together = check_together("tune.together", study.tune.together, why_not_together(engine))
     shared = Jobs(jobs or 1, CELLS_OF_PROCESS * (jobs or 1)) if together else nullcontext()
@@ -76,61 +81,57 @@ def run_study(
         folder.keep(study)
         restore(path)
         check_restored(path, (study.report.metric, study.deciding))
-        tracker, progress = StudyTracker(study, folder), StudyProgress(study, folder, quiet)
-        ended = "killed"
+        progress = [] if quiet else [StudyProgress(study, folder)]
+        tracker = [StudyTracker(study, folder)] if study.tracking.uri != "none" else []
         try:
-            tuning = Stage("trial", lambda: trials(study), lambda cell, before: tracker.open())
-            reported = [Stage("cell", lambda: [cell for cell in folder.cells() if cell.fork is None], tracker.add)]
-            if fork_axis(study):
-                reported.append(Stage("fork", lambda: [cell for cell in folder.cells() if cell.fork], tracker.add))
-            threading.Thread(target=import_packages, name="imports", daemon=True).start()
-            with Executor(engine, stop, jobs, share=not engine.address, jobs=processes) as executor:
+            with observed(observers := [*progress, *tracker]):
+                threading.Thread(target=import_packages, name="imports", daemon=True).start()
+                with Executor(engine, stop, jobs, share=not engine.address, jobs=processes) as executor:
 
-                def execute(*stages: Stage) -> None:
-                    source = Cells(folder, progress, keep_models, stages)
-                    if not stop() and source.ready():
-                        executor.run(source)
-                    progress.close()
+                    def execute(*stages: Stage) -> None:
+                        source = Cells(folder, observers, keep_models, stages)
+                        if not stop() and source.ready():
+                            executor.run(source)
 
-                if any(folder.searched(key) is None for key in searches(study)):
-                    execute(tuning)
-                    if not stop():
-                        from .searching import run_searches  # it takes Optuna, which most studies do without
+                    if any(folder.searched(key) is None for key in searches(study)):
+                        execute(TRIALS)
+                        for line in progress:
+                            line.close()  # each search has a line of its own
+                        if not stop():
+                            from .searching import run_searches  # it takes Optuna, which most studies do without
 
-                        if processes is None:
-                            executor.start()  # one Ray for all searches and the cells
-                        for failed in run_searches(study, folder, jobs, stop, quiet):
-                            tell(f"search failed: {failed}")
-                    execute(*reported)
-                else:
-                    execute(tuning, *reported)
-            if stop():
-                raise Interrupted(stop())
-            remove_parents_states(folder)
-            text = write_report(folder)
-            ended = "finished"
+                            if processes is None:
+                                executor.start()  # one Ray for all searches and the cells
+                            for failed in run_searches(study, folder, jobs, stop, quiet):
+                                tell(f"search failed: {failed}")
+                        execute(CELLS, FORKS)
+                    else:
+                        execute(TRIALS, CELLS, FORKS)
+                if stop():
+                    raise Interrupted(stop())
+                remove_parents_states(folder)
+                text = write_report(folder)
         except Interrupted as error:  # also one of a search, whose own command would not go on with the study
             how = f"; to go on: give the same command again, {folder.path} has the results so far"
             raise Interrupted(error.signal, how) from None
         finally:
-            progress.close()
             with suppress(OSError):  # the disk is full; the folders of the runs are there
                 keep(path, {study.report.metric, study.deciding})
-            tracker.close(ended)
     return outcome(folder), text
 
 
-class Cells(Source):
+class Cells(ObservedSource[Cell]):
     """The source of a study: hands out the cells that are not over, stage after stage.
 
     A stage begins when all cells of the stage before it have ended.
     """
 
-    def __init__(self, folder: Folder, progress: StudyProgress, keep_models: bool, stages: Iterable[Stage]) -> None:
-        self.folder, self.progress, self.keep_models = folder, progress, keep_models
-        self.stages = iter(stages)
+    def __init__(
+        self, folder: StudyFolder, observers: Sequence[RunsObserver[Cell]], keep_models: bool, stages: Iterable[Stage]
+    ) -> None:
+        super().__init__(observers)
+        self.folder, self.keep_models, self.stages = folder, keep_models, iter(stages)
         self.waiting: deque[Cell] = deque()
-        self.live: dict[str, Cell] = {}
 
     def ready(self) -> bool:
         """Begin the next stages until one has a cell; returns whether there is one. No cell may be under way."""
@@ -138,58 +139,38 @@ class Cells(Source):
             stage = next(self.stages, None)
             if stage is None:
                 return False
-            self._begin(stage)
+            unique = {cell.key: cell for cell in stage.planned(self.folder)}  # equal configurations run once
+            old = {key: cell for key, cell in unique.items() if self.folder.status(cell) in OVER}
+            for observer in self.observers if unique else ():
+                observer.begins(stage.what, len(unique), list(old.values()))
+            self.waiting.extend(cell for key, cell in unique.items() if key not in old)
         return True
 
-    def _begin(self, stage: Stage) -> None:
-        planned = stage.planned()
-        unique = {cell.key: cell for cell in planned}  # cells with the same configuration run once
-        old = [key for key, cell in unique.items() if self.folder.status(cell) in OVER]
-        self.progress.close()
-        self.ended = stage.ended
-        if unique:
-            self.progress.begins(stage.what, len(unique), [unique[key] for key in old])
-        for key in old:
-            self.ended(unique[key], True)
-        self.waiting.extend(cell for key, cell in unique.items() if key not in old)
-
     def next(self) -> RunRequest | None:
-        while True:
-            if (not self.waiting and self.live) or not self.ready():
-                return None
+        while self.waiting or (not self.live and self.ready()):
             cell = self.waiting.popleft()
-            self.live[cell.key] = cell
-            self.progress.cell_runs(cell)
+            self.begin(cell.key, cell, cell.data["federation"]["rounds"])
             try:
                 make_fork(self.folder, cell)
-                break
             except (ConfigError, OSError) as error:
-                self._end(cell, FAILED, str(error))
-        return RunRequest(cell.key, cell.data, str(self.folder.of(cell).resolve()), keep_model=self.keep_models)
+                self.end(cell.key, FAILED, str(error))
+                continue
+            return RunRequest(cell.key, cell.data, str(self.folder.of(cell).resolve()), keep_model=self.keep_models)
+        return None
 
     @property
     def left(self) -> int:
         return len(self.waiting)
 
-    def on_report(self, key: str, report: Report) -> bool:
-        cell = self.live[key]
-        if report.status == "running":
-            self.progress.cell_runs(cell, report.rows[-1]["round"])
-        else:
-            self._end(cell, report.status, report.reason)
+    def reported(self, run: Cell, rows: list[Record]) -> bool:
         return False
 
-    def on_process_death(self, key: str) -> None:
-        self._end(self.live[key], FAILED, DIED)
-
-    def _end(self, cell: Cell, status: str, reason: str) -> None:
-        del self.live[cell.key]
-        self.folder.note(cell, status, reason)
-        self.progress.cell_ends(cell, status)
-        self.ended(cell, False)
+    def record_end(self, run: Cell, status: str, reason: str) -> Cell:
+        self.folder.note(run, status, reason)
+        return run
 
 
-def make_fork(folder: Folder, cell: Cell) -> None:
+def make_fork(folder: StudyFolder, cell: Cell) -> None:
     """Make the folder of a cell that is a fork, unless it is there. The executor then resumes it as it resumes any run.
 
     Raises ConfigError if its parent has not finished, or has not kept the checkpoint.
@@ -207,7 +188,7 @@ def make_fork(folder: Folder, cell: Cell) -> None:
     fork_of(parent, number, experiment(cell.data), place)
 
 
-def remove_parents_states(folder: Folder) -> None:
+def remove_parents_states(folder: StudyFolder) -> None:
     """Remove what the parents of forks have kept, once all cells are over."""
     all_cells = folder.cells()
     if all(folder.status(cell) in OVER for cell in all_cells):
@@ -217,7 +198,7 @@ def remove_parents_states(folder: Folder) -> None:
                 remove_resume_files(folder.of(cell))
 
 
-def outcome(folder: Folder) -> Outcome:
+def outcome(folder: StudyFolder) -> Outcome:
     """How the cells in a folder have ended."""
     found = [folder.status(cell) for cell in folder.cells()]
     finished, diverged = found.count(FINISHED), found.count(DIVERGED)

@@ -9,12 +9,12 @@ from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.stopping import Stop
 from ..executor.executor import WANTED, cpus_for, why_not_together
 from ..search.run import search
-from ..study.folder import Folder
+from ..study.folder import StudyFolder
 from ..study.searches import searches
 from ..study.spec import Study
 
 
-def run_searches(study: Study, folder: Folder, jobs: int | None, stop: Stop, quiet: bool = False) -> list[str]:
+def run_searches(study: Study, folder: StudyFolder, jobs: int | None, stop: Stop, quiet: bool = False) -> list[str]:
     """Run the searches that are not over; returns a sentence for each one that failed. jobs: see `bounded`. stop: the
     study's flag, after which no search begins. quiet: whether to show no progress. Raises Interrupted if the flag is
     set during a search that has trials left."""

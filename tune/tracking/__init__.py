@@ -7,4 +7,5 @@ model          the final model of a run
 run_header     name, tags, parameters and data set of a run in MLflow
 mlflow_writer  the thread that writes everything to MLflow
 run            the observer that tracks a single run
+many_runs      the observer that tracks a search or a study
 """

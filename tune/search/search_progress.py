@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from ...engine.config.schema import Experiment
 from ...engine.rounds.driver import Record
+from ..executor.observed import RunsObserver
 from ..progress import ProgressOfRuns
 from ..quantities import shown
 from .plan import Plan
-from .trial_source import SearchObserver
 from .trial_store import Trial
 
 
-class SearchProgress(ProgressOfRuns, SearchObserver):
+class SearchProgress(ProgressOfRuns, RunsObserver[Trial]):
     """An observer that prints the trials that end, and a live line on a terminal."""
 
     def __init__(self, plan: Plan) -> None:
@@ -23,25 +23,24 @@ class SearchProgress(ProgressOfRuns, SearchObserver):
         self.name, self.mode = next(iter(plan.settings.objectives.items()))
         self.rounds: dict[int, int] = {}
 
-    def begins(self, trials: list[Trial]) -> None:
-        self.ended = [t for t in trials if t.status != "running"]
-        self.open("trial", self.plan.trials, len(self.ended))
+    def begins(self, what: str, total: int, ended: Sequence[Trial]) -> None:
+        self.ended = [*ended]
+        self.open(what, total, len(ended))
 
-    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment | None) -> None:
-        if experiment is None:
-            return
-        self.rounds[number] = experiment.federation.rounds
-        self.advance(number, f"trial {number}", 0.0)
+    def run_begins(self, run: Trial, rounds: int) -> None:
+        self.rounds[run.number] = rounds
+        if rounds:
+            self.advance(run.number, f"trial {run.number}", 0.0)
 
-    def trial_rounds(self, number: int, rows: list[Record]) -> None:
+    def run_rounds(self, run: Trial, rows: list[Record]) -> None:
         if rows:
-            self.advance(number, f"trial {number}", rows[-1]["round"] / self.rounds[number])
+            self.advance(run.number, f"trial {run.number}", rows[-1]["round"] / self.rounds[run.number])
 
-    def trial_ends(self, trial: Trial) -> None:
-        self.ended.append(trial)
-        self.finish(trial.number)
-        params = ", ".join(f"{key} {short(value)}" for key, value in trial.params.items())
-        line = f"trial {trial.number}: {self._outcome(trial)}, {trial.rounds} rounds, {params}"
+    def run_ends(self, run: Trial) -> None:
+        self.ended.append(run)
+        self.finish(run.number)
+        params = ", ".join(f"{key} {short(value)}" for key, value in run.params.items())
+        line = f"trial {run.number}: {self._outcome(run)}, {run.rounds} rounds, {params}"
         self.say(line, f"; {self.done} of {self.total} done, {self.state()}")
 
     def ends(self, status: str) -> None:

@@ -1,0 +1,91 @@
+"""Tracks a study in MLflow: an experiment and a parent run for the study, and a nested run for every cell and seed.
+
+A cell's run is written when the cell is over, from the files in its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...engine.config.registry import find_plugin
+from ...engine.config.schema import experiment
+from ...engine.run_spec import RunSpec
+from ..page import svg
+from ..report.charts import single
+from ..study.cells import Cell
+from ..study.folder import FINISHED, StudyFolder
+from ..study.spec import Study
+from ..tracking.many_runs import TrackerOfRuns, kept_model
+from ..tracking.mlflow_writer import End
+from ..tracking.origin import origin
+from ..tracking.run_header import RunHeader, header_of
+
+
+class StudyTracker(TrackerOfRuns[Cell]):
+    """An observer that writes the cells of a study to MLflow. The trials of tuning are not written, but the store is
+    opened while they run."""
+
+    what = "study"
+    child_tag = "fedfleet.cell"
+    files = ("report.html", "report.md", "charts")
+
+    def __init__(self, study: Study, folder: StudyFolder) -> None:
+        self.study, self.study_folder = study, folder
+        self.tunes = False  # whether the runs under way are trials
+        tracking = study.tracking
+        super().__init__(tracking.uri, tracking.experiment or study.name, folder.path, tracking.system)
+
+    def plain(self) -> dict[str, Any]:
+        return self.study.model_dump(mode="json")
+
+    def header(self) -> RunHeader:
+        return RunHeader(self.study.name, {**self._tags(), "kind": "study"})
+
+    def begins(self, what: str, total: int, ended: Sequence[Cell]) -> None:
+        self.tunes = what == "trial"
+        for cell in ended:
+            self._add(cell, before=True)
+
+    def run_ends(self, run: Cell) -> None:
+        self._add(run, before=False)
+
+    def _add(self, cell: Cell, before: bool) -> None:
+        """Write a cell that is over. before: whether it was over when the study began; the store may then have it."""
+        if self.tunes:
+            if not self.has_content:
+                self.has_content = True
+                self.writer.open_early()
+            return
+        self.writer.begin(cell.key, lambda: self._header(cell))
+        status, reason = self.study_folder.status(cell), self.study_folder.failure(cell).get("reason", "")
+        place = self.study_folder.of(cell)
+        texts, model = (lambda: self._curve(cell)), kept_model(place, lambda: experiment(cell.data))
+        named = {"name": cell.label, "labels": self._labels(cell)}
+        self.write(End(cell.key, status, reason, place, True, before, texts=texts, model=model, **named))
+
+    def _tags(self) -> dict[str, str]:
+        reduced = "; ".join(self.study.notes) or "no"
+        plugins = [find_plugin(name) for name in self.study.plugins]
+        return {"study": self.study.name, "paper": self.study.paper, "reduced": reduced, **origin(plugins)}
+
+    def _labels(self, cell: Cell) -> dict[str, str]:
+        """The tags with what the study calls a cell, which may change while the cell's results stay."""
+        axes = {f"axis.{name}": label for name, label in zip(self.study.axes, cell.place, strict=True)}
+        named = {"method": cell.method, "level": ", ".join(cell.place), **axes}
+        return {name: label for name, label in named.items() if label}
+
+    def _header(self, cell: Cell) -> RunHeader:
+        return header_of(
+            RunSpec.of(self.study_folder.result(cell).get("run_id", ""), experiment(cell.data)),
+            cell.label,
+            self.study_folder.of(cell),
+            **self._tags(),
+            **self._labels(cell),
+        )
+
+    def _curve(self, cell: Cell) -> dict[str, str]:
+        points = self.study_folder.points(cell, self.study.report.metric)
+        if points is None or self.study_folder.status(cell) != FINISHED:
+            return {}
+        return {"curve.svg": svg.chart(single(points, self.study.report, cell.label), "curve")}

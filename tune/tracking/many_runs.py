@@ -1,0 +1,72 @@
+"""Tracks a search or a study in MLflow: a run of its own, and a nested one for each of its runs.
+
+Its runs do not write to the store themselves. What a killed process had not written yet is read from their folders.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from ...engine.config.schema import Experiment
+from ...engine.run_spec import RunSpec
+from ...engine.runs.saved_files import load_model
+from ...engine.storage.secrets import redacted_data
+from ..executor.observed import Run, RunsObserver
+from .mlflow_writer import TOP, End, Writer
+from .run import model_of
+from .run_header import RunHeader
+from .stores import store
+
+
+class TrackerOfRuns(RunsObserver[Run]):
+    """An observer that writes a search or a study to MLflow. `what`: search or study; `child_tag`: the tag with the key
+    of a nested run; `files`: the files and folders that become artifacts at the end."""
+
+    what: ClassVar[str]
+    child_tag: ClassVar[str]
+    files: ClassVar[tuple[str, ...]]
+
+    def __init__(self, uri: str, experiment: str, folder: Path, system: bool) -> None:
+        """uri: the store, as in the section `tracking`. experiment: name of MLflow's experiment. folder: of the search
+        or study. system: whether to record the load of this machine."""
+        self.folder = folder
+        self.has_content = False  # whether there is anything to write
+        self.writer = Writer(store(uri), experiment, folder, self.what, self.child_tag, system=system)
+        self.writer.begin(TOP, self.header)
+
+    @abstractmethod
+    def header(self) -> RunHeader:
+        """The header of the run of the search or study."""
+
+    @abstractmethod
+    def plain(self) -> dict[str, Any]:
+        """The search or study as plain data, with its secrets."""
+
+    def settings(self) -> dict[str, str]:
+        """The file of the search or study, without the secrets that it has in the folder."""
+        return {f"{self.what}.yaml": yaml.safe_dump(redacted_data(self.plain()), sort_keys=False)}
+
+    def write(self, end: End) -> None:
+        """Write that a nested run has ended."""
+        self.has_content = True
+        self.writer.end(end)
+
+    def ends(self, status: str) -> None:
+        if self.has_content:
+            files = tuple(self.folder / name for name in self.files)
+            self.writer.end(End(TOP, status, files=files, texts=self.settings))
+        self.writer.close()
+
+
+def kept_model(run: Path, experiment: Callable[[], Experiment]) -> Callable[[Path], Any] | None:
+    """Exports the final model in the folder of a run; None if the folder has none. experiment: returns that of the
+    run."""
+    file = run / "model.safetensors"
+    if not file.is_file():
+        return None
+    return model_of(RunSpec.of("model", experiment()), lambda: load_model(file))
