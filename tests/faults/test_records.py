@@ -23,7 +23,7 @@ from fedfleet.engine.runs.run_directory import RunDirectory
 from fedfleet.engine.runs.saved_files import read_rows
 from fedfleet.engine.state.checkpoint import name_of
 from fedfleet.tune.executor.requested_run import RequestedRun
-from fedfleet.tune.executor.source import Report, RunRequest
+from fedfleet.tune.executor.source import RunReport, RunRequest
 from fedfleet.tune.run_files import read_columns
 from fedfleet.tune.study.kept_results import NAME, keep
 
@@ -38,9 +38,9 @@ class Requested(RequestedRun):
 
     def __init__(self, spec: RunRequest, act: Callable[[float], Any] = lambda number: None) -> None:
         super().__init__(spec)
-        self.act, self.reports = act, list[Report]()
+        self.act, self.reports = act, list[RunReport]()
 
-    def send(self, report: Report) -> None:
+    def send(self, report: RunReport) -> None:
         self.reports.append(report)
 
     def record(self, record: dict[str, float]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from fedfleet import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.tune import demo
-from fedfleet.tune.executor.jobs import Jobs
+from fedfleet.tune.executor.processes import Processes
 from fedfleet.tune.executor.source import Source
 from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.spec import load
@@ -30,13 +30,13 @@ def test_the_runs_share_processes_and_have_the_bits_of_runs_alone(
     short = load("demo", ("experiment.federation.rounds=10", "tune.together=true", "experiment.engine.block=4"))
     monkeypatch.setattr(demo, "load", lambda name: short)
     handed_out: list[Source] = []
-    execute = Jobs.run
+    execute = Processes.run
 
-    def counted(self: Jobs, source: Source, stop: Callable[[], Any]) -> None:
+    def counted(self: Processes, source: Source, stop: Callable[[], Any]) -> None:
         handed_out.append(source)
         execute(self, source, stop)
 
-    monkeypatch.setattr(Jobs, "run", counted)
+    monkeypatch.setattr(Processes, "run", counted)
     demo.demo()
     assert len(handed_out) == 1
     shown = capsys.readouterr().out

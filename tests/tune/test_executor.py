@@ -11,7 +11,7 @@ import pytest
 from fedfleet.engine.config.schema import Engine
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.executor.executor import Executor
-from fedfleet.tune.executor.source import Report, RunRequest, Source
+from fedfleet.tune.executor.source import RunReport, RunRequest, Source
 
 PLUGIN = '''
 import os
@@ -71,12 +71,12 @@ class Listed(Source):
     def __init__(self, specs: list[RunRequest]) -> None:
         self.waiting = list(specs)
         self.heard: dict[str, list[int]] = {}
-        self.ends: dict[str, Report | None] = {}
+        self.ends: dict[str, RunReport | None] = {}
 
     def next(self) -> RunRequest | None:
         return self.waiting.pop(0) if self.waiting else None
 
-    def on_report(self, key: str, report: Report) -> bool:
+    def on_report(self, key: str, report: RunReport) -> bool:
         self.heard.setdefault(key, []).extend(int(row["round"]) for row in report.rows)
         if report.status != "running":
             self.ends[key] = report

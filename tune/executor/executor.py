@@ -12,7 +12,7 @@ from ...engine.errors import ConfigError
 from ...workloads.processors import processors
 from ..streams import tell
 from .fork_server import not_needed
-from .jobs import Jobs
+from .processes import Processes
 from .source import Source
 
 WANTED = Literal["auto"] | bool
@@ -76,7 +76,7 @@ class Executor:
         at_once: int | None = None,
         workers: int = 0,
         share: bool = False,
-        jobs: Jobs | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """Does not connect to Ray yet.
 
@@ -84,10 +84,10 @@ class Executor:
         returns something true, no further run begins, and those under way write a checkpoint and end. at_once: largest
         number of simultaneous runs; None: as many as fit. workers: worker processes of a run beside its own process;
         0: a run takes place in its own process only. share: with `at_once`, whether runs share the processors if there
-        are fewer than all of them would reserve. jobs: the processes of this machine that runs share, without Ray; None
+        are fewer than all of them would reserve. processes: those of this machine that runs share, without Ray; None
         for a process of Ray for each run.
         """
-        self.jobs = jobs
+        self.processes = processes
         self.engine = engine.model_copy(update={"backend": "ray", "workers": max(1, workers)})
         self.stop, self.at_once, self.workers, self.share = stop, at_once, workers, share
         self.ours = self.started = False
@@ -121,11 +121,11 @@ class Executor:
 
     def run(self, source: Source) -> None:
         """Execute the source's runs, until it has none left or `stop` asks to end. Returns when no run is under way."""
-        if self.jobs is not None:
-            self.jobs.run(source, self.stop)
+        if self.processes is not None:
+            self.processes.run(source, self.stop)
             return
         self.start()
-        from .trials import execute
+        from .ray_tune import execute
 
         bundles = self._bundles()
         execute(source, self.at_once or fitting(bundles), bundles, self.stop)

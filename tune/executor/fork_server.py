@@ -1,7 +1,7 @@
 """The process that forks the processes that runs share, as its driver sees it. The module is quick to import.
 
 To import torch and the engine takes about two seconds, longer than some runs take. The fork server imports them once,
-for all processes that it forks, while the driver prepares its runs. What it executes is in `job`.
+for all processes that it forks, while the driver prepares its runs. What it executes is in `process_main`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ForkServer:
     def __init__(self) -> None:
         self.control, other = socket.socketpair()
         with other:
-            code = CODE.format(module=f"{__package__}.job")
+            code = CODE.format(module=f"{__package__}.process_main")
             with blocked_signals():  # they are for the driver, which asks the processes to stop
                 self.popen = subprocess.Popen(
                     [sys.executable, "-c", code, str(other.fileno()), "\n".join(sys.path)],

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from ...engine.errors import Interrupted
 from ...engine.records.history import Record
-from .source import DIED, Report, Source
+from .source import DIED, RunReport, Source
 
 Run = TypeVar("Run")
 """A trial of a search, or a cell of a study."""
@@ -62,7 +62,7 @@ class ObservedSource(Source, Generic[Run]):
         for observer in self.observers:
             observer.run_ends(run)
 
-    def on_report(self, key: str, report: Report) -> bool:
+    def on_report(self, key: str, report: RunReport) -> bool:
         run = self.live.get(key)
         if run is None:
             return True

@@ -23,7 +23,7 @@ from ...engine.runs.observer import Observer
 from ...engine.runs.run_directory import clear
 from ...engine.runs.saved_files import read_rows
 from ...engine.storage.lock import Lock, in_use_error, make_folders
-from .source import HEARTBEAT_SECONDS, Report, RunRequest
+from .source import HEARTBEAT_SECONDS, RunReport, RunRequest
 
 ORPHAN_SECONDS = 60.0
 """How long to wait for the process of a driver that was killed. Such a process ends within a few seconds."""
@@ -42,7 +42,7 @@ class RequestedRun(Observer):
         self.rounds = 0
         self.last = time.monotonic()
 
-    def send(self, report: Report) -> None:
+    def send(self, report: RunReport) -> None:
         """Send a report to the driver. After a report with the status `running` of a run with columns, wait for the
         answer."""
         raise NotImplementedError
@@ -124,4 +124,4 @@ class RequestedRun(Observer):
     def _report(self, status: str, reason: str = "") -> None:
         rows, self.rows = self.rows, []
         self.last = time.monotonic()
-        self.send(Report(rows, status, reason))
+        self.send(RunReport(rows, status, reason))

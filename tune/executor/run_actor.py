@@ -13,7 +13,7 @@ from ray import tune
 
 from ...engine.stopping import on_signal
 from .requested_run import RequestedRun
-from .source import HEARTBEAT_SECONDS, Report, RunRequest
+from .source import HEARTBEAT_SECONDS, RunReport, RunRequest
 
 GRACE_SECONDS = 30.0
 """The time in which a run must write a checkpoint and end when it is asked to."""
@@ -53,14 +53,14 @@ class RunThread(RequestedRun):
     def __init__(self, spec: RunRequest, cwd: str, variables: dict[str, str]) -> None:
         super().__init__(spec)
         self.cwd, self.variables = cwd, variables
-        self.reports: queue.Queue[Report] = queue.Queue()
+        self.reports: queue.Queue[RunReport] = queue.Queue()
         self.heard = threading.Semaphore(0)
         self.unheard = False  # whether the run waits for the answer to its last report
         self.thread = threading.Thread(target=self.execute, name="run", daemon=True)
         self.thread.start()
 
     # --- the driver's side --------------------------------------------------------------------------------------------
-    def next(self) -> Report:
+    def next(self) -> RunReport:
         """The next report, or an empty one after HEARTBEAT_SECONDS without a report."""
         if self.unheard:
             self.unheard = False
@@ -68,7 +68,7 @@ class RunThread(RequestedRun):
         try:
             report = self.reports.get(timeout=HEARTBEAT_SECONDS)
         except queue.Empty:
-            return Report([], "running", "")
+            return RunReport([], "running", "")
         self.unheard = report.status == "running"
         return report
 
@@ -81,7 +81,7 @@ class RunThread(RequestedRun):
             os._exit(1)  # else the next run of this process would run beside it
 
     # --- the thread ---------------------------------------------------------------------------------------------------
-    def send(self, report: Report) -> None:
+    def send(self, report: RunReport) -> None:
         self.reports.put(report)
         if report.status == "running" and not self.asked:
             self.heard.acquire()

@@ -46,7 +46,7 @@ class RunRequest(NamedTuple):
         return json.dumps([without_numbers(data.get("method")), workload, sizes], sort_keys=True, default=repr)
 
 
-class Report(NamedTuple):
+class RunReport(NamedTuple):
     """What a run reports.
 
     rows: the records since the last report. status: running, finished, diverged or failed. reason: a sentence on why
@@ -65,7 +65,7 @@ class Source:
         """The next run, or None if there is none now: more may follow when another run has ended."""
         raise NotImplementedError
 
-    def on_report(self, key: str, report: Report) -> bool:
+    def on_report(self, key: str, report: RunReport) -> bool:
         """A run has reported; returns whether to end it. The status of a run's last report is not `running`."""
         raise NotImplementedError
 

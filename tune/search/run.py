@@ -20,8 +20,8 @@ from ...engine.storage.expanded import expanded
 from ...engine.storage.lock import exclusive
 from ...engine.storage.secrets import redacted_data
 from ..executor.executor import Executor, check_together, processes_here, why_not_together
-from ..executor.jobs import Jobs
 from ..executor.observed import RunsObserver, observed
+from ..executor.processes import Processes
 from ..executor.source import remove_resume_files
 from ..ranges import corners
 from .folder import LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
@@ -60,15 +60,15 @@ def search(
         raise ConfigError("folder must name the search's folder, got an empty text; give a path")
     wanted, path = plan(dict(data)), expanded(folder).resolve()
     refuse(wanted, path, resume)
-    with shared_processes(wanted) as jobs:  # they start while this process prepares the search
-        if jobs is not None and all(each.key.startswith("method.") for each in wanted.ranges):
-            jobs.load(inner(first_experiment(wanted), wanted.settings.workers).plain())
+    with shared_processes(wanted) as processes:  # they start while this process prepares the search
+        if processes is not None and all(each.key.startswith("method.") for each in wanted.ranges):
+            processes.load(inner(first_experiment(wanted), wanted.settings.workers).plain())
         try_out(wanted, path)
         with exclusive(path, LOCK):
             refuse(wanted, path, resume)  # again, since another process may have used the folder
             with nothing_left(path):
                 source = prepared(wanted, path, progress, parent)
-            return conducted(source, jobs, stop)
+            return conducted(source, processes, stop)
 
 
 def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> TrialSource:
@@ -98,7 +98,7 @@ def observers(
     return found
 
 
-def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) -> Found:
+def conducted(source: TrialSource, processes: Processes | None, flag: Stop | None = None) -> Found:
     """Run the trials that are left, and notify the observers. flag: that a signal sets, a new one by default."""
     with stopping(flag) as stop, observed(source.observers):
         clean_up_ended(source)
@@ -108,7 +108,7 @@ def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) 
         try:
             if source.store.open() and not stop():
                 with suppress(Interrupted):  # while Ray starts; told in the next line
-                    execute(source, stop, jobs)
+                    execute(source, stop, processes)
             if stop():
                 raise Interrupted(stop(), left(source))
             if source.broken:
@@ -118,15 +118,15 @@ def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) 
             clean_up_ended(source)
 
 
-def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> None:
-    """Run trials until none is left or `stop` returns the number of a signal. jobs: the processes that trials share,
-    None if each has its own."""
+def execute(source: TrialSource, stop: Callable[[], int], processes: Processes | None) -> None:
+    """Run trials until none is left or `stop` returns the number of a signal. processes: those that trials share, None
+    if each has its own."""
     plan = source.plan
     at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
     engine, workers = first_experiment(plan).engine, plan.settings.workers
     threading.Thread(target=import_packages, args=(plan,), name="imports", daemon=True).start()
-    with Executor(engine, lambda: stop() or source.broken, at_once, workers, jobs=jobs) as executor:
-        if jobs is None:
+    with Executor(engine, lambda: stop() or source.broken, at_once, workers, processes=processes) as executor:
+        if processes is None:
             try:
                 executor.start()
             except ConfigError as error:
@@ -134,7 +134,7 @@ def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> 
         executor.run(source)
 
 
-def shared_processes(plan: Plan) -> AbstractContextManager[Jobs | None]:
+def shared_processes(plan: Plan) -> AbstractContextManager[Processes | None]:
     """The processes that trials share; None if each has its own. Raises ConfigError if they must share and cannot."""
     engine = first_experiment(plan).engine
     why_not = why_not_together(engine, plan.settings.workers)
@@ -142,9 +142,9 @@ def shared_processes(plan: Plan) -> AbstractContextManager[Jobs | None]:
         why_not = "seconds is an objective, and trials that share a process share its time"
     if not check_together("search.together", plan.settings.together, why_not):
         return nullcontext()
-    processes = processes_here(engine)
-    at_once = plan.at_once(processes)
-    return Jobs(min(processes, at_once), at_once)
+    most = processes_here(engine)
+    at_once = plan.at_once(most)
+    return Processes(min(most, at_once), at_once)
 
 
 def first_experiment(plan: Plan) -> Experiment:

@@ -20,8 +20,8 @@ from ...engine.stopping import stopping
 from ...engine.storage.lock import exclusive
 from ...workloads.processors import processors
 from ..executor.executor import Executor, check_together, why_not_together
-from ..executor.jobs import Jobs
 from ..executor.observed import ObservedSource, RunsObserver, observed
+from ..executor.processes import Processes
 from ..executor.source import RunRequest, remove_resume_files
 from ..report.page import import_packages, write_report
 from ..streams import tell
@@ -76,7 +76,7 @@ def run_study(
     folder, engine = StudyFolder(path), Engine.model_validate(cells(study)[0].data["engine"])
     jobs = jobs or (None if engine.address else processors())
     together = check_together("tune.together", study.tune.together, why_not_together(engine))
-    shared = Jobs(jobs or 1, CELLS_OF_PROCESS * (jobs or 1)) if together else nullcontext()
+    shared = Processes(jobs or 1, CELLS_OF_PROCESS * (jobs or 1)) if together else nullcontext()
     with shared as processes, exclusive(path, ".study.lock"), stopping() as stop:
         folder.keep(study)
         restore(path)
@@ -86,7 +86,7 @@ def run_study(
         try:
             with observed(observers := [*progress, *tracker]):
                 threading.Thread(target=import_packages, name="imports", daemon=True).start()
-                with Executor(engine, stop, jobs, share=not engine.address, jobs=processes) as executor:
+                with Executor(engine, stop, jobs, share=not engine.address, processes=processes) as executor:
 
                     def execute(*stages: Stage) -> None:
                         source = Cells(folder, observers, keep_models, stages)

@@ -11,7 +11,7 @@ Messages to the driver:
 
     ("room", id, rooms)          there may be room for runs. id: of this process. rooms: kind of runs -> how many of
                                  them fit into the process, for the kinds that it has had
-    ("report", key, Report)      of a run
+    ("report", key, RunReport)      of a run
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ...engine.memory import available_memory
 from ...engine.run_spec import RunSpec
 from ...engine.runs.members import MemberHost, SharedHost
 from ...engine.stopping import on_signal
-from .jobs import Start
+from .processes import Start
 from .requested_run import RequestedRun
-from .source import HEARTBEAT_SECONDS, Report, RunRequest
+from .source import HEARTBEAT_SECONDS, RunReport, RunRequest
 
 VECTORS = 12
 """How many vectors of a model's length a client has, roughly, while it is trained in a block; for the use of memory."""
@@ -47,12 +47,12 @@ VECTORS = 12
 class MemberRun(RequestedRun):
     """A run among others."""
 
-    def __init__(self, job: Job, spec: RunRequest) -> None:
+    def __init__(self, runs_here: RunsHere, spec: RunRequest) -> None:
         super().__init__(spec)
-        self.job, self.asked = job, signal.SIGTERM if job.ending else 0
+        self.runs_here, self.asked = runs_here, signal.SIGTERM if runs_here.ending else 0
         self.unanswered = False  # whether it waits for the answer to its last report
-        self.member: Member = job.shared.lockstep.join()
-        self.host = MemberHost(job.shared, self.member, lambda run_spec: job.planned(spec.kind, run_spec))
+        self.member: Member = runs_here.shared.lockstep.join()
+        self.host = MemberHost(runs_here.shared, self.member, lambda run_spec: runs_here.planned(spec.kind, run_spec))
         threading.Thread(target=self._run, name=spec.key, daemon=True).start()
 
     def _run(self) -> None:
@@ -60,22 +60,22 @@ class MemberRun(RequestedRun):
         try:
             self.execute()
         finally:
-            del self.job.runs[self.spec.key]
-            self.job.asks = True
+            del self.runs_here.runs[self.spec.key]
+            self.runs_here.asks = True
             self.member.leave()
 
-    def send(self, report: Report) -> None:
+    def send(self, report: RunReport) -> None:
         self.unanswered = report.status == "running" and self.spec.columns is not None and self.spec.may_end
         waits = self.unanswered  # the answer may come before `send` returns
         try:
-            self.job.connection.send(("report", self.spec.key, report))
+            self.runs_here.connection.send(("report", self.spec.key, report))
         except OSError:  # the driver was killed
             self.asked = signal.SIGTERM
         if waits:
             self.member.wait_while(lambda: self.unanswered and not self.asked)
 
 
-class Job:
+class RunsHere:
     """The runs of this process."""
 
     def __init__(self, connection: Connection, start: Start) -> None:
@@ -183,7 +183,7 @@ def main(descriptor: int) -> None:
         os.chdir(start.cwd)
         sys.path[:] = start.path
         os.environ.update(start.variables)
-        Job(connection, start).serve()
+        RunsHere(connection, start).serve()
     except (EOFError, ConnectionError):  # the driver has ended
         pass
     except BaseException:

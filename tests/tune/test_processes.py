@@ -16,9 +16,9 @@ import pytest
 
 from fedfleet.tune.executor import fork_server
 from fedfleet.tune.executor.executor import check_together
-from fedfleet.tune.executor.job import MemberRun
-from fedfleet.tune.executor.jobs import Jobs
-from fedfleet.tune.executor.source import Report, RunRequest, Source
+from fedfleet.tune.executor.process_main import MemberRun
+from fedfleet.tune.executor.processes import Processes
+from fedfleet.tune.executor.source import RunReport, RunRequest, Source
 
 
 def request(here: Path, key: str, lr: float, rounds: int = 4, **engine: Any) -> RunRequest:
@@ -51,7 +51,7 @@ class Listed(Source):
     def left(self) -> int:
         return len(self.waiting)
 
-    def on_report(self, key: str, report: Report) -> bool:
+    def on_report(self, key: str, report: RunReport) -> bool:
         kind = key[0]
         self.most[kind] = max(self.most.get(kind, 0), sum(each[0] == kind for each in self.live))
         if report.status != "running":
@@ -73,24 +73,24 @@ def test_how_many_runs_share_a_process_is_found_for_each_kind(tmp_path: Path):
     alone = [request(tmp_path, f"a{i}", 0.1 * (i + 1), block=1) for i in range(2)]
     shared = [request(tmp_path, f"s{i}", 0.1 * (i + 1)) for i in range(4)]
     source = Listed([*alone, *shared, *[request(tmp_path, f"a{i}", 0.1 * (i + 1), block=1) for i in (2, 3)]])
-    with Jobs(1, 4) as jobs:
-        server = jobs.server
-        jobs.run(source, lambda: 0)
-        (process,) = jobs.processes
+    with Processes(1, 4) as processes:
+        server = processes.server
+        processes.run(source, lambda: 0)
+        (process,) = processes.processes
         assert psutil.Process(process.id).ppid() == server.popen.pid
         assert set(source.ends.values()) == {"finished"}
-        assert sorted(jobs.rooms.values()) == [1, 4]
+        assert sorted(processes.rooms.values()) == [1, 4]
         assert source.most["a"] <= 2  # one that runs, and perhaps one that has not been given to the process yet
         assert all("trained together" in log(tmp_path, f"s{i}") for i in range(4))
         os.kill(server.popen.pid, signal.SIGKILL)
         server.popen.wait()
         os.kill(process.id, signal.SIGKILL)
         again = Listed([request(tmp_path, f"k{i}", 0.1 * (i + 1)) for i in range(2)])
-        jobs.run(again, lambda: 0)
+        processes.run(again, lambda: 0)
         assert again.ends == {"k0": "finished", "k1": "finished"}
-        assert jobs.server is not server
+        assert processes.server is not server
     assert not server.alive
-    assert not jobs.server.alive
+    assert not processes.server.alive
 
 
 def test_a_process_whose_runs_all_fail_at_once_is_given_the_others(tmp_path: Path):
@@ -99,8 +99,8 @@ def test_a_process_whose_runs_all_fail_at_once_is_given_the_others(tmp_path: Pat
     for run in runs:
         run.experiment["method"] = "nosuch"
     source = Listed(runs)
-    with Jobs(1, 4) as jobs:
-        jobs.run(source, lambda: 0)
+    with Processes(1, 4) as processes:
+        processes.run(source, lambda: 0)
     assert source.ends == {f"a{i}": "failed" for i in range(6)}
 
 
@@ -123,12 +123,12 @@ def test_data_are_loaded_before_the_runs_that_need_them(tmp_path: Path):
         run.experiment.update(plugins=[str(plugin)], workload={**run.experiment["workload"], "name": "counted"})
     broken = {**runs[0].experiment, "workload": {"name": "nowhere"}}
     source = Listed(runs)
-    with open(told, "r+b", buffering=0) as loaded, Jobs(1, 4) as jobs:
-        jobs.load(broken)
-        jobs.load(runs[0].experiment)
+    with open(told, "r+b", buffering=0) as loaded, Processes(1, 4) as processes:
+        processes.load(broken)
+        processes.load(runs[0].experiment)
         assert select.select([loaded], [], [], 60)[0]
         assert loads.read_text() == "x"  # no run has begun
-        jobs.run(source, lambda: 0)
+        processes.run(source, lambda: 0)
     assert source.ends == {"s0": "finished", "s1": "finished"}
     assert loads.read_text() == "x"
 
@@ -167,7 +167,7 @@ def test_a_run_whose_driver_was_killed_is_asked_to_end(tmp_path: Path):
     other.close()
     run = MemberRun.__new__(MemberRun)  # without its thread
     run.spec, run.asked, run.unanswered = request(tmp_path, "a", 0.1), 0, False
-    job: Any = SimpleNamespace(connection=Connection(mine.detach()))
-    run.job = job
-    run.send(Report([], "running", ""))
+    runs_here: Any = SimpleNamespace(connection=Connection(mine.detach()))
+    run.runs_here = runs_here
+    run.send(RunReport([], "running", ""))
     assert run.asked == signal.SIGTERM

@@ -66,7 +66,7 @@ class Process:
         self.connection.close()
 
 
-class Jobs:
+class Processes:
     """Executes a source's runs in processes that several runs share. A context manager, which ends the processes."""
 
     def __init__(self, processes: int, at_once: int) -> None:
@@ -81,7 +81,7 @@ class Jobs:
         self.died: set[str] = set()  # keys of runs whose process died once
         self.failed_starts = 0
 
-    def __enter__(self) -> Jobs:
+    def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
