@@ -1,7 +1,10 @@
-"""Runs of the commands `run`, `resume` and `fork`: with progress, and with what to do where one stops early."""
+"""Runs of the commands `run`, `resume` and `fork`: with progress, with what to do where one stops early, and with the
+result as text."""
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -16,6 +19,8 @@ from ..engine.state.checkpoint import written
 from .forking import prepared
 from .output_paths import check_out
 from .progress import shown
+from .run_files import privacy_spent
+from .streams import say
 
 
 def folder_of(out: Path | None) -> tuple[str, Path]:
@@ -72,3 +77,28 @@ def resumable(folder: Path) -> Iterator[None]:
             from ..engine.backends.ray.connect import shutdown
 
             shutdown()
+
+
+def show_result(result: Result, as_json: bool) -> None:
+    say(json.dumps(result.summary()) if as_json else text_of(result))
+
+
+def text_of(result: Result) -> str:
+    """A run's result in three lines, in one more if it is private, and in one more for each warning."""
+    summary, spent = result.summary(), privacy_spent(result.directory) if result.directory else ""
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items() if not math.isnan(value))
+    return "\n".join(
+        [
+            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, the whole run in "
+            f"{summary['total_seconds']:.1f} s   {metrics}",
+            f"down {megabytes(summary['bytes_down'])}, up {megabytes(summary['bytes_up'])}   "
+            f"model sha256 {summary['model_sha256'][:16]}…",
+            f"run {summary['run_id']} in {summary['directory']}",
+            *([f"privacy: {spent}"] if spent else []),
+            *(f"warning: {sentence}" for sentence in summary["warnings"]),
+        ]
+    )
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

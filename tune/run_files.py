@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..engine.errors import ConfigError, type_and_first_line
 from ..engine.runs.saved_files import saved_config
@@ -40,9 +42,6 @@ def read_columns(run: Path) -> Columns:
 def read_table(run: Path) -> Any:
     """rounds.parquet in a run's folder as an Arrow table, None if there is no such file. Raises ConfigError if it is
     damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = run / "rounds.parquet"
     try:
         table = pq.read_table(path) if path.is_file() and not unusual_kind(path) else None

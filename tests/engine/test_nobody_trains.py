@@ -13,7 +13,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.cohorts.sampling import draws_somebody
 from fedfleet.engine.config.schema import Experiment, Federation, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.tune.outcome import text_of
+from fedfleet.tune.one_run import text_of
 from fedfleet.tune.progress import Progress
 from tests.engine.test_finite import Unreported, plan
 from tests.tune.commands import LOCAL, invoke

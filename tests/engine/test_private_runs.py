@@ -13,7 +13,7 @@ from fedfleet.engine import Observer, resume, run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import Diverged, Interrupted
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.tune.outcome import text_of
+from fedfleet.tune.one_run import text_of
 from fedfleet.tune.run_report import write_run_report
 from fedfleet.workloads import counted
 from tests.faults import runs as faults

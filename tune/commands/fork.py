@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from ..forking import client_numbers
-from ..one_run import fork_run
-from ..outcome import report_errors, show_result
+from ..one_run import fork_run, show_result
+from ..outcome import report_errors
 from .options import KeyedCommand, Out, at, json_result, on_cluster, overrides, quiet
 
 

@@ -9,7 +9,7 @@ import click
 from ...engine.errors import ConfigError
 from ...engine.storage.expanded import expanded_address
 from ..files import load
-from ..outcome import report_errors, show_result
+from ..outcome import report_errors
 from .options import KeyedCommand, Out, at, import_beside, json_result, on_cluster, overrides, quiet
 
 
@@ -43,6 +43,6 @@ def command(
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
     import_beside(loaded.engine)
 
-    from ..one_run import resume_run
+    from ..one_run import resume_run, show_result
 
     show_result(resume_run(loaded, directory, quiet), as_json)

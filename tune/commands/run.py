@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..files import load
-from ..outcome import report_errors, show_result
+from ..outcome import report_errors
 from ..streams import say
 from .options import KeyedCommand, Out, at, import_beside, json_result, on_cluster, overrides, quiet
 
@@ -36,7 +36,7 @@ def command(
     loaded = load(experiment, on_cluster(overrides, address))
     import_beside(loaded.engine)
 
-    from ..one_run import begin_run, folder_of
+    from ..one_run import begin_run, folder_of, show_result
 
     run_id, folder = folder_of(out)
     if detach:

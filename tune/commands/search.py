@@ -39,8 +39,7 @@ def command(
     if address is None:
         begin()  # it imports beside this process
 
-    from ..search.found import text_of
-    from ..search.search_command import run_search
+    from ..search.search_command import run_search, text_of
 
     found = run_search(experiment, on_cluster(overrides, address, "engine.address"), **how)
     say(json.dumps(found.summary()) if as_json else text_of(found))

@@ -1,8 +1,7 @@
-"""Executes many runs at the same time. The module is quick to import: Ray is loaded only when something runs."""
+"""Executes many runs at the same time. Ray is loaded only if the runs need it."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, Literal
@@ -127,31 +126,5 @@ class Executor:
         self.start()
         from .ray_tune import execute
 
-        bundles = self._bundles()
-        execute(source, self.at_once or fitting(bundles), bundles, self.stop)
-
-    def _bundles(self) -> list[dict[str, float]]:
-        """The resources that a run reserves from its beginning to its end.
-
-        A run with worker processes has one bundle for each of them, beside an empty one for the run itself, in one
-        placement group on one node. It starts only if all fit, so two runs cannot wait for each other's workers.
-        """
         one = {"CPU": self.engine.cpus, "GPU": self.engine.gpus}
-        if self.share and self.at_once:
-            import ray
-
-            have = ray.cluster_resources()
-            for name, amount in one.items():
-                part = math.floor(1e4 * have.get(name, 0.0) / self.at_once) / 1e4  # the resolution of Ray's resources
-                one[name] = min(amount, part) if part else amount
-        one = {name: amount for name, amount in one.items() if amount}
-        return [{}, *[one] * self.workers] if self.workers else [one]
-
-
-def fitting(bundles: list[dict[str, float]]) -> int:
-    """The number of runs that fit into the cluster, at least 1. bundles: resources of a run."""
-    import ray
-
-    have = ray.cluster_resources()
-    need = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
-    return max(1, min(int(have.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount))
+        execute(source, one, self.workers, self.at_once, self.share, self.stop)

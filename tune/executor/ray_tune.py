@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -102,12 +104,21 @@ class StopWhenAsked(NotPickled, tune.Stopper):
         return bool(self.asked())
 
 
-def execute(source: Source, limit: int, bundles: list[dict[str, float]], stop: Callable[[], Any]) -> None:
-    """Execute a source's runs until it has none left or `stop` returns something true.
+def execute(
+    source: Source,
+    one: dict[str, float],
+    workers: int,
+    at_once: int | None,
+    share: bool,
+    stop: Callable[[], Any],
+) -> None:
+    """Execute a source's runs until it has none left or `stop` returns something true. Returns when all runs that were
+    under way have ended. Ray must be connected.
 
-    limit: largest number of simultaneous runs. bundles: resources that each run reserves. Ray must be connected.
-    Returns when all runs that were under way have ended.
+    one: what a run's process, or each of its worker processes, reserves. at_once, workers, share: as in `Executor`.
     """
+    bundles = bundles_of_run(shared(one, at_once) if share and at_once else one, workers)
+    limit = at_once or fitting(bundles)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the source reports a process that died, in one sentence
@@ -134,3 +145,27 @@ def execute(source: Source, limit: int, bundles: list[dict[str, float]], stop: C
             ),
         )
         tuner.fit()
+
+
+def shared(one: dict[str, float], at_once: int) -> dict[str, float]:
+    """At most an equal part of the cluster, for so many runs at once."""
+    have = ray.cluster_resources()
+    parts = {name: math.floor(1e4 * have.get(name, 0.0) / at_once) / 1e4 for name in one}  # the resolution of Ray
+    return {name: min(amount, parts[name]) if parts[name] else amount for name, amount in one.items()}
+
+
+def bundles_of_run(one: dict[str, float], workers: int) -> list[dict[str, float]]:
+    """The resources that a run reserves from its beginning to its end.
+
+    A run with worker processes has one bundle for each of them, beside an empty one for the run itself, in one
+    placement group on one node. It starts only if all fit, so two runs cannot wait for each other's workers.
+    """
+    one = {name: amount for name, amount in one.items() if amount}
+    return [{}, *[one] * workers] if workers else [one]
+
+
+def fitting(bundles: list[dict[str, float]]) -> int:
+    """The number of runs that fit into the cluster, at least 1. bundles: resources of a run."""
+    have = ray.cluster_resources()
+    need = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
+    return max(1, min(int(have.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount))

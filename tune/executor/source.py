@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from ...engine.records.history import Record
+from ...engine.planning.execution_plan import without_numbers
+from ...engine.records.history import Record
 
 HEARTBEAT_SECONDS = 0.5
 """The longest time until a process answers the driver, and the time between reports of a run without columns."""
@@ -36,8 +36,6 @@ class RunRequest(NamedTuple):
     def kind(self) -> str:
         """What runs have in common of which as many fit into a process: they differ in numbers of the method, in the
         partition and in the seed."""
-        from ...engine.planning.execution_plan import without_numbers
-
         data = self.experiment
         workload, federation = data.get("workload"), data.get("federation", {})
         if isinstance(workload, dict):

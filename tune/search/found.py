@@ -1,4 +1,4 @@
-"""What a search has found: as an object for Python, as files in the folder of the search, and as text."""
+"""What a search has found: as an object for Python, and as files in the folder of the search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...engine.storage.secrets import redacted_data
 from ..ranges import decided
 from .folder import BEST, trial_folder
 from .optuna_storage import open_storage, storage_url
-from .plan import CHOSE_A_SEED, Plan
+from .plan import Plan
 from .report import write_search_report
 from .trial_store import Trial, TrialStore
 
@@ -102,7 +102,6 @@ class Found:
         }
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
 def found(plan: Plan, store: TrialStore, folder: Path, search_id: str) -> Found:
     """The outcome, whose files are written. Raises FedFleetError if no trial finished."""
     trials, front = tuple(store.trials()), store.best()
@@ -139,23 +138,3 @@ def winner(best: dict[str, Any], trial: Trial, values: dict[str, float]) -> str:
     """The experiment file of a trial without secrets, with its values in a comment."""
     text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
     return f"# Trial {trial.number} of a search: {text}.\n{yaml.safe_dump(redacted_data(best), sort_keys=False)}"
-
-
-# --- text -------------------------------------------------------------------------------------------------------------
-def text_of(found: Found) -> str:
-    """The outcome in a few lines."""
-    counts = {
-        key: found.summary()[key] for key in ("finished", "pruned", "diverged", "failed") if key in found.summary()
-    }
-    lines = [", ".join(f"{count} {status}" for status, count in counts.items())]
-    lines += [row(trial, list(found.values)) for trial in found.front]
-    if any("seed" in trial.params for trial in found.front):
-        lines.append(f"note: {CHOSE_A_SEED}")
-    return "\n".join([*lines, f"the best trial as an experiment file: {found.folder / 'best.yaml'}"])
-
-
-def row(trial: Trial, objectives: list[str]) -> str:
-    """A trial's values and parameters in one line."""
-    values = ", ".join(f"{name} {value:.6g}" for name, value in zip(objectives, trial.values, strict=True))
-    params = yaml.safe_dump(trial.params, default_flow_style=True, sort_keys=False, width=1000).strip()
-    return f"trial {trial.number}: {values}, {params}"

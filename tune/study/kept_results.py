@@ -21,6 +21,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
@@ -179,9 +181,6 @@ def are_numbers(values: Any) -> bool:
 
 def restore_line(place: Path, line: Line) -> None:
     """Make the folder of a run or a search from its line."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     place.mkdir(parents=True)
     if line.get("rows"):
         pq.write_table(
@@ -198,8 +197,6 @@ def restore_line(place: Path, line: Line) -> None:
 
 def arrow_column(values: list[float | None]) -> Any:
     """An Arrow array of whole numbers, or of float64 where a number is missing or has a fraction."""
-    import pyarrow as pa
-
     if all(isinstance(value, int) for value in values):
         return pa.array(values, pa.int64())
     return pa.array([None if value is None else float(value) for value in values], pa.float64())
