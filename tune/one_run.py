@@ -15,7 +15,7 @@ from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
 from ..engine.runs.launch import execute, new_run_id
 from ..engine.runs.result import Result
-from ..engine.state.checkpoint import written
+from ..engine.state.checkpoint import checkpointed_rounds
 from .forking import prepared
 from .output_paths import check_out
 from .progress import shown
@@ -65,10 +65,10 @@ def resumable(folder: Path) -> Iterator[None]:
     except (ConfigError, Diverged, NotSaved):
         raise
     except FedFleetError as error:
-        last = written(folder)[-1].name if written(folder) else ""
-        if not last:
+        rounds = checkpointed_rounds(folder)
+        if not rounds:
             raise
-        how = f"; checkpoint after round {int(last.removeprefix('round-'))}; to go on: fedfleet resume {folder}"
+        how = f"; checkpoint after round {rounds[-1]}; to go on: fedfleet resume {folder}"
         if isinstance(error, Interrupted):
             raise Interrupted(error.signal, how) from None
         raise FedFleetError(f"{error}{how}") from error

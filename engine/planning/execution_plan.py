@@ -29,8 +29,7 @@ from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import COMPILED, NoKernels, cache_folder, instruction_set, library, processor, source_files
 from ..run_spec import ExecutionPlan, RunSpec
-from ..state.checkpoint import sealed_plan
-from ..state.shared_checkpoint import sealed_plan as copied_plan
+from ..state.retention import sealed_plan
 from ..storage.atomic_write import write
 from ..storage.lock import Lock
 from ..storage.plain_files import read_text
@@ -191,9 +190,7 @@ def recorded_plan(run_spec: RunSpec, file: Path | None) -> tuple[ExecutionPlan |
 
     `file`: plan.json, which the clause mentions if it does not agree with the checkpoints.
     """
-    sealed = sealed_plan(run_spec.directory) if run_spec.directory is not None else None
-    if sealed is None and (folder := run_spec.experiment.checkpoint.folder):
-        sealed = copied_plan(folder, run_spec.run_id)
+    sealed = sealed_plan(run_spec)
     if sealed is None:
         return None, "plan: no checkpoint says how the run began"
     plan = parse_plan(sealed)

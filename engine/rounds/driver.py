@@ -40,7 +40,8 @@ from ..records.per_client import write_clients
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..reduction.tree import TaskResult
 from ..run_spec import ExecutionPlan, RunSpec
-from ..state.checkpoint import Checkpoints, Snapshot
+from ..state.checkpoint import Checkpoints
+from ..state.checkpoint_store import Snapshot
 from ..state.retention import (
     check_usable,
     checkpoint_seconds,

@@ -31,7 +31,8 @@ from ..fleet.planner import PlanState, build_sampler, first_plan_state
 from ..method_form.state_spec import StateSpec
 from ..records.lineage import Lineage, lineage_of, write_lineage
 from ..run_spec import RunSpec
-from ..state.checkpoint import Snapshot, mark_forked, name_of, read, write, written
+from ..state.checkpoint import checkpointed_rounds, checkpoints_in, fork_mark
+from ..state.checkpoint_store import Damaged, Snapshot, name_of
 from ..state.retention import check_frozen, state_folder
 from ..state.row_files import remove_files, width
 from ..state.sharing import Shared, share_rows
@@ -70,11 +71,7 @@ def fork_of(
         run_spec = prepare(experiment, run_id, out.resolve(), initial_model=origin.initial_model())
         check_workload(parent_of(config, run_spec), run_spec)
         return run_spec, RunDirectory(out, run_id, lineage)
-    folder = checkpoint_of(origin.path, number)
-    unsafe = marked(folder)
-    snapshot, wrong = read(folder)
-    if snapshot is None:
-        raise ConfigError(f"{folder} is damaged ({wrong}); fork another round: {others(origin.path, number)}")
+    unsafe, snapshot = marked(origin.path, number), snapshot_of(origin.path, number)
     changes = fork_changes(snapshot.config, experiment.plain())
     lineage = Lineage(origin.run_id, str(origin.path), number, changes, lineage_of(origin.path))
     if experiment.federation.rounds <= number:
@@ -89,27 +86,30 @@ def fork_of(
     return run_spec, RunDirectory(out, run_id, lineage)
 
 
-def checkpoint_of(parent: Path, number: int) -> Path:
-    """The folder of the checkpoint of a round. Raises ConfigError if there is none."""
-    folder = parent / "checkpoints" / name_of(number)
-    if number < 0 or not folder.is_dir():
+def marked(parent: Path, number: int) -> str:
+    """Mark a checkpoint, see `fork_mark`. Returns why that is impossible, such as a folder that cannot be written to,
+    or "". Raises ConfigError if there is no checkpoint of the round."""
+    if number not in checkpointed_rounds(parent):
         raise ConfigError(f"--round: {parent} has no checkpoint of round {number}; {others(parent, number)}")
-    return folder
-
-
-def marked(folder: Path) -> str:
-    """Mark a checkpoint, see `mark_forked`. Returns why that is impossible, such as a folder that cannot be written to,
-    or ""."""
     try:
-        mark_forked(folder)
+        fork_mark(parent, number).touch()
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
+def snapshot_of(parent: Path, number: int) -> Snapshot:
+    """The checkpoint of a round. Raises ConfigError if it is damaged."""
+    try:
+        return checkpoints_in(parent).read(number)
+    except Damaged as wrong:
+        where = parent / "checkpoints" / name_of(number)
+        raise ConfigError(f"{where} is damaged ({wrong}); fork another round: {others(parent, number)}") from None
+
+
 def others(parent: Path, number: int) -> str:
     """Which rounds near this one can be forked, and how to keep more, as the end of a message."""
-    numbers = {int(folder.name.removeprefix("round-")) for folder in written(parent)} - {number}
+    numbers = {*checkpointed_rounds(parent)} - {number}
     nearest = sorted(sorted(numbers, key=lambda each: abs(each - number))[:4])
     there = f"it has those of {', '.join(map(str, nearest))}, and round 0 needs none" if nearest else "it has no others"
     return f"{there}; to keep more, run it with checkpoint.every=N checkpoint.keep=M engine.keep_state=true"
@@ -139,9 +139,7 @@ def write_folder(
     try:
         half.mkdir(parents=True)
         shared = share(parent, snapshot, run_spec, rows_now, unsafe)
-        checkpoint = half / "checkpoints" / name_of(snapshot.round)
-        checkpoint.mkdir(parents=True)
-        write(checkpoint, snapshot)
+        checkpoints_in(half).write(snapshot)
         if (parent.path / INITIAL).is_file():
             shutil.copyfile(parent.path / INITIAL, half / INITIAL)
         write_lineage(half, lineage)
@@ -149,7 +147,7 @@ def write_folder(
             (half / name).write_text(text, encoding="utf-8")
         for line in (lineage.sentence, *lines(shared, parent.path, run_spec, fresh)):
             log_line(half, line)
-        if not (parent.path / "checkpoints" / name_of(snapshot.round) / "manifest.json").is_file():
+        if snapshot.round not in checkpointed_rounds(parent.path):
             raise ConfigError(
                 f"--round: the run in {parent.path} has just removed its checkpoint of round {snapshot.round}; "
                 f"{others(parent.path, snapshot.round)}"

@@ -30,7 +30,7 @@ from ..memory import is_out_of_memory
 from ..method_form.state_spec import StateSpec
 from ..records.history import Event, History, Record
 from ..run_spec import RUN_ID, RunSpec
-from ..state.checkpoint import written
+from ..state.checkpoint import checkpointed_rounds
 from ..state.retention import discard
 from ..stopping import stopping
 from ..user_code import plugin_errors
@@ -174,12 +174,11 @@ def how_to_continue(run_spec: RunSpec) -> str:
     """How an interrupted run can be continued, as the end of a message; "" if its folder has no checkpoint."""
     if run_spec.directory is None:
         return "; the run has no folder, so nothing is kept: give out to be able to resume"
-    checkpoints = written(run_spec.directory)
-    if not checkpoints:
+    rounds = checkpointed_rounds(run_spec.directory)
+    if not rounds:
         return ""
-    number = int(checkpoints[-1].name.removeprefix("round-"))
     given = "experiment, " if run_spec.experiment.has_objects else ""
-    return f"; checkpoint after round {number}; to go on: fedfleet.resume({given}{run_spec.directory!r})"
+    return f"; checkpoint after round {rounds[-1]}; to go on: fedfleet.resume({given}{run_spec.directory!r})"
 
 
 def _play(

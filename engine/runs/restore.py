@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigError, first_line
-from ..state.checkpoint import name_of
-from ..state.shared_checkpoint import Damaged, read_manifest, rounds
+from ..state.checkpoint_store import CheckpointStore, Damaged, Manifest
 from ..storage.atomic_write import write
 from ..storage.lock import exclusive
-from ..storage.object_store import Folder, join_url, split_url
+from ..storage.object_store import join_url, open_folder, split_url
 from ..storage.secrets import redacted
 from .folder_kinds import refuse_other_kind
 from .run_directory import LAUNCHER, read_run_id
@@ -28,7 +26,8 @@ def bring(url: str, out: Path | None = None) -> Path:
     url = run_at(url)
     manifest = newest_manifest(url)
     folder = out or Path("runs") / split_url(url)[1]
-    files = {name: text for name, text in manifest["beside"].items() if re.fullmatch(r"[\w-]+\.json", name)}
+    small = manifest.get("run_files") or manifest["beside"]  # its name before format 5
+    files = {name: text for name, text in small.items() if re.fullmatch(r"[\w-]+\.json", name)}
     with exclusive(folder, LAUNCHER):
         if (folder / "config.yaml").exists():
             if read_run_id(folder) != split_url(url)[1]:
@@ -46,10 +45,9 @@ def bring(url: str, out: Path | None = None) -> Path:
 def run_at(url: str) -> str:
     """The address of the folder with the copies of one run: `url`, or the only such folder in it."""
     try:
-        folder = Folder(url)
-        if rounds(folder):
+        if copies_at(url).rounds():
             return url
-        inside = [name for name in folder.names() if rounds(Folder(join_url(url, name)))]
+        inside = [name for name in open_folder(url).names() if copies_at(join_url(url, name)).rounds()]
     except OSError as error:
         raise ConfigError(f"{redacted(url)} cannot be read ({redacted(first_line(error))})") from None
     if len(inside) == 1:
@@ -60,12 +58,13 @@ def run_at(url: str) -> str:
     raise ConfigError(f"{url} holds {held}")
 
 
-def newest_manifest(url: str) -> dict[str, Any]:
+def newest_manifest(url: str) -> Manifest:
     """The manifest of a run's newest sound copy. Raises ConfigError if there is none."""
-    wrong = ""
-    for number in reversed(rounds(folder := Folder(url))):
-        try:
-            return read_manifest(folder, number)
-        except Damaged as error:
-            wrong = f" ({name_of(number)}: {error})"
-    raise ConfigError(f"{url} holds no sound checkpoint{wrong}")
+    try:
+        return copies_at(url).newest_manifest()
+    except Damaged as wrong:
+        raise ConfigError(f"{url} holds {wrong}") from None
+
+
+def copies_at(url: str) -> CheckpointStore:
+    return CheckpointStore(open_folder(url))

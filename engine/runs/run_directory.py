@@ -30,7 +30,8 @@ from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFul
 from ..records.history import History, Record
 from ..records.lineage import Lineage, write_lineage
 from ..run_spec import RUN_ID, RunSpec
-from ..state.checkpoint import remove_all, written
+from ..state.checkpoint import checkpointed_rounds, remove_all
+from ..state.checkpoint_store import name_of
 from ..state.row_files import remove_files
 from ..storage.atomic_write import cleared, release, temporary_path, write
 from ..storage.lock import LAUNCHER, driver_lock, exclusive
@@ -192,8 +193,8 @@ class RunDirectory(Observer):
                 f"in {', '.join(temporary_path(Path(name)).name for name in RESULT)}: make room, or take away what is "
                 f"in the way, and `fedfleet resume {self.path}` puts it in its place"
             )
-        last = [folder.name for folder in written(self.path)][-1:]
-        how = f"`fedfleet resume {self.path}` goes on after {last[0]}" if last else "run it again"
+        rounds = checkpointed_rounds(self.path)
+        how = f"`fedfleet resume {self.path}` goes on after {name_of(rounds[-1])}" if rounds else "run it again"
         return (
             f"the run is over, and its result could be written neither to {self.path} ({why}) nor to "
             f"{tempfile.gettempdir()}; make room, and {how}"

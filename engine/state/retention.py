@@ -17,10 +17,11 @@ from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
 from ..storage.atomic_write import release, reserve
 from ..storage.lock import LAUNCHER
-from ..storage.object_store import Folder
-from .checkpoint import Checkpoints, Snapshot, remove_all, written
+from ..storage.object_store import join_url, open_folder
+from .checkpoint import Checkpoints, checkpointed_rounds, checkpoints_in, remove_all
+from .checkpoint_store import CheckpointStore, Damaged, Snapshot
+from .copies import Copies
 from .row_files import RowFiles, remove_files
-from .shared_checkpoint import Copies
 from .sharing import shared_ends
 from .table import Table
 
@@ -50,7 +51,7 @@ def make_table(run_spec: RunSpec, state_spec: StateSpec, warm_start: bool) -> Ta
     several = experiment.checkpoint.every or checkpoint_seconds(run_spec) is not None
     checkpoints = 0 if directory is None else 1 + (experiment.checkpoint.keep if several else 0)
     if directory is not None and run_spec.resume:
-        checkpoints = max(checkpoints, 1 + len(written(directory)))  # all of them may pin rows
+        checkpoints = max(checkpoints, 1 + len(checkpointed_rounds(directory)))  # all of them may pin rows
     return Table(
         state_spec.client,
         federation.clients,
@@ -124,22 +125,36 @@ def message_folder(run_spec: RunSpec) -> Path:
 
 def discard(run_spec: RunSpec, complete: bool = True) -> None:
     """Remove the client states and checkpoints of a run that is complete, or that has no checkpoint to resume from."""
-    if run_spec.experiment.engine.keep_state or (not complete and run_spec.directory and written(run_spec.directory)):
+    directory = run_spec.directory
+    if run_spec.experiment.engine.keep_state or (not complete and directory and checkpointed_rounds(directory)):
         return
     remove_files(str(state_folder(run_spec)))
     remove_files(str(message_folder(run_spec)))
-    if run_spec.directory:
-        remove_all(run_spec.directory)
-    if run_spec.directory and complete and (folder := run_spec.experiment.checkpoint.folder):
-        with suppress(OSError):  # copies that stay cost space, nothing else
-            Folder(folder).remove(run_spec.run_id)
+    if directory:
+        remove_all(directory)
+    if directory and complete:
+        forget_copies(run_spec)
 
 
 def forget_copies(run_spec: RunSpec) -> None:
-    """Remove the copies of the checkpoints of a run that begins again with another execution plan."""
+    """Remove the copies of the checkpoints of a run that is complete, or begins again with another execution plan."""
     if folder := run_spec.experiment.checkpoint.folder:
-        with suppress(OSError):
-            Folder(folder).remove(run_spec.run_id)
+        with suppress(OSError):  # copies that stay cost space, nothing else
+            open_folder(folder).remove(run_spec.run_id)
+
+
+def sealed_plan(run_spec: RunSpec) -> dict[str, Any] | None:
+    """The execution plan in the newest sound manifest of the run's folder, or else of its copies; None if there is
+    none."""
+    folder, stores = run_spec.experiment.checkpoint.folder, list[CheckpointStore]()
+    if run_spec.directory is not None:
+        stores.append(checkpoints_in(run_spec.directory))
+    if folder:
+        stores.append(CheckpointStore(open_folder(join_url(folder, run_spec.run_id))))
+    for store in stores:
+        with suppress(Damaged, OSError):
+            return store.newest_manifest()["plan"]
+    return None
 
 
 def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]) -> Snapshot:
@@ -203,15 +218,15 @@ def rounds_change_method(run_spec: RunSpec, rounds: int) -> bool:
     return method == same_method != other_method  # a method that does not equal itself cannot be compared
 
 
-def verify_rows(snapshot: Snapshot, table: Table, state_spec: StateSpec) -> str:
-    """What is wrong with the rows of a checkpoint in the store, or ""."""
+def verify_rows(snapshot: Snapshot, table: Table, state_spec: StateSpec) -> None:
+    """Raise Damaged if the rows of a checkpoint are not in the store."""
     if len(snapshot.row) != len(table.row):
-        return ""  # the configuration differs, which `check_usable` reports
+        return  # the configuration differs, which `check_usable` reports
     clients = np.flatnonzero(snapshot.row >= 0)
     if not table.layout.folder or not len(clients):
-        return ""
+        return
     if int(snapshot.row.max()) >= table.capacity:
-        return "the store has too few rows"
+        raise Damaged("the store has too few rows")
     digests = RowFiles(table.layout, state_spec.client).digests(snapshot.row[clients])
-    bad = int((digests != snapshot.digest[clients]).any(1).sum())
-    return f"the states of {bad} clients do not match their digests" if bad else ""
+    if bad := int((digests != snapshot.digest[clients]).any(1).sum()):
+        raise Damaged(f"the states of {bad} clients do not match their digests")

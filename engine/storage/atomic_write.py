@@ -13,14 +13,37 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}")
 
 
-def write(path: Path, text: str, private: bool = False) -> None:
-    """Replace the content of a file. If the process is killed meanwhile, the old content remains. private: whether only
-    this user may read the file."""
+def write(path: Path, content: str | bytes, private: bool = False, on_disk: bool = False) -> None:
+    """Replace the content of a file. If the process is killed meanwhile, or there is no room, the old content remains.
+
+    private: whether only this user may read the file. on_disk: whether to wait until the file, and its name in the
+    folder, are on the disk.
+    """
+    data = content.encode() if isinstance(content, str) else content
     temporary = cleared(temporary_path(path))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with os.fdopen(open_plain(temporary, flags, 0o600 if private else 0o666), "w", encoding="utf-8") as file:
-        file.write(text)
-    temporary.replace(path)
+    try:
+        with os.fdopen(open_plain(temporary, flags, 0o600 if private else 0o666), "wb") as file:
+            file.write(data)
+            if on_disk:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    if on_disk:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names of the files in a folder on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def cleared(path: Path) -> Path:

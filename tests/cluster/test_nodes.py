@@ -208,7 +208,7 @@ def test_a_lost_node(case, cluster, start, tmp_path):
     process = start(setting(tmp_path / "faults", checkpoint=checkpoint, **ON_TWO))
     gates.reached(0)
     if last:
-        until((tmp_path / "out" / "checkpoints" / f"round-{last:06d}").exists, "the checkpoint")
+        until((tmp_path / "out" / "checkpoints" / f"round-{last:06d}.json").exists, "the checkpoint")
     (second,) = [node for node in cluster.list_all_nodes() if node is not cluster.head_node]
     kill_node(cluster, second)
     gates.open(0)

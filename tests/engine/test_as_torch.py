@@ -372,7 +372,7 @@ def test_the_folder_of_a_run_says_what_is_frozen(tmp_path):
     facts = json.loads((tmp_path / "run/frozen.json").read_text())
     assert facts == spec.frozen_facts
     assert (facts["tensors"], facts["numbers"], facts["bytes"]) == (LAYER, 36 * 5 + 5, 4 * (36 * 5 + 5))
-    manifest = json.loads(sorted((tmp_path / "run/checkpoints").glob("round-*/manifest.json"))[-1].read_text())
+    manifest = json.loads(sorted((tmp_path / "run/checkpoints").glob("round-*.json"))[-1].read_text())
     assert manifest["frozen"] == facts
     with safe_open(tmp_path / "run/model.safetensors", "pt") as file:
         assert file.metadata()["frozen"] == ",".join(LAYER)
@@ -387,7 +387,7 @@ def test_the_folder_of_a_run_says_what_is_frozen(tmp_path):
 def test_a_run_without_frozen_tensors_has_no_word_of_them(tmp_path):
     run(fedavg_of(Given(mlp), checkpoint={"every": 1}, engine={"keep_state": True}), tmp_path / "run")
     assert not (tmp_path / "run/frozen.json").exists()
-    assert "frozen" not in json.loads(next((tmp_path / "run/checkpoints").glob("*/manifest.json")).read_text())
+    assert "frozen" not in json.loads(next((tmp_path / "run/checkpoints").glob("*.json")).read_text())
     with safe_open(tmp_path / "run/model.safetensors", "pt") as file:
         assert file.metadata() is None
     assert "frozen" not in (tmp_path / "run/run.log").read_text()

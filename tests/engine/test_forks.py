@@ -23,11 +23,11 @@ from fedfleet.engine.config.schedules import SCHEDULES
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.records.lineage import lineage_of
-from fedfleet.engine.runs import fork as forking
+from fedfleet.engine.state.checkpoint import checkpointed_rounds
 from fedfleet.tune.forking import client_numbers, prepared
 from fedfleet.tune.run_report import write_run_report
 from fedfleet.tune.tracking.run_header import fork_tags
-from tests.faults.runs import Watch, interrupt, plan, rule, same, setting, small, untimed
+from tests.faults.runs import Watch, checkpoint_file, interrupt, plan, rule, same, setting, small, untimed
 from tests.tune.commands import invoke, shell
 
 ALL = {"every": 1, "keep": 9}
@@ -300,14 +300,10 @@ def test_a_parent_that_is_resumed_spares_the_rows_of_a_fork(tmp_path):
 def test_a_parent_that_is_running_spares_them_too(tmp_path):
     made = experiment(data(federation={"rounds": 12}, checkpoint={"every": 1, "keep": 1}))
     parent, fork = tmp_path / "parent", tmp_path / "fork"
-    whole = fedfleet.run(made, parent, [Watch(r4=lambda: prepared(parent, newest(parent), (), fork))])
-    assert not (parent / "checkpoints" / newest(fork, name=True)).exists()
+    newest = lambda: prepared(parent, checkpointed_rounds(parent)[-1], (), fork)  # noqa: E731
+    whole = fedfleet.run(made, parent, [Watch(r4=newest)])
+    assert not set(checkpointed_rounds(parent)) & set(checkpointed_rounds(fork))
     same(fedfleet.resume(fork), whole)
-
-
-def newest(folder: Path, name: bool = False) -> Any:
-    last = sorted(path.name for path in (folder / "checkpoints").glob("round-*") if path.is_dir())[-1]
-    return last if name else int(last[-6:])
 
 
 def test_files_that_cannot_be_linked_are_copied_and_the_log_says_so(parent, tmp_path, monkeypatch):
@@ -325,10 +321,10 @@ def test_files_that_cannot_be_linked_are_copied_and_the_log_says_so(parent, tmp_
 
 
 def test_a_parent_that_cannot_be_marked_is_copied(parent, tmp_path, monkeypatch):
-    def refuse(folder: Path) -> None:
+    def refuse(self: Path, **how: Any) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(forking, "mark_forked", refuse)
+    monkeypatch.setattr(Path, "touch", refuse)
     prepared(parent.directory, ROUND, (), tmp_path / "fork")
     assert f"are copied from {parent.directory}" in (tmp_path / "fork" / "run.log").read_text()
     assert not list((tmp_path / "fork" / "state").glob("shared-*"))
@@ -395,7 +391,7 @@ def test_folders_that_are_taken_or_damaged(parent, tmp_path):
             prepared(parent.directory, ROUND, (), place)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     shutil.copytree(parent.directory, tmp_path / "copy")
-    (tmp_path / "copy" / "checkpoints" / "round-000003" / "server.safetensors").write_bytes(b"")
+    checkpoint_file(tmp_path / "copy" / "checkpoints", 3, "server.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"round-000003 is damaged .*it has those of 1, 2, 4, 5"):
         prepared(tmp_path / "copy", ROUND, (), tmp_path / "fork")
     shutil.rmtree(tmp_path / "copy" / "state")

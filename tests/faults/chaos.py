@@ -27,11 +27,24 @@ import numpy as np
 from fedfleet.engine import Result, run
 from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted, StoreFull
-from fedfleet.engine.state.checkpoint import read
+from fedfleet.engine.state.checkpoint import checkpointed_rounds, checkpoints_in
 
 from .disks import NoDisk, enlarge, fill, mounted
 from .faulty import ANYONE
-from .runs import METHODS, Watch, alone, kill_driver, plan, processes, row_at, rule, same, setting, small
+from .runs import (
+    METHODS,
+    Watch,
+    alone,
+    checkpoint_file,
+    kill_driver,
+    plan,
+    processes,
+    row_at,
+    rule,
+    same,
+    setting,
+    small,
+)
 
 ROUNDS = 8
 CALLS = ROUNDS * 3 * 3 + 4 * 4
@@ -147,16 +160,18 @@ def checkpoint(case: Case) -> Result:
     with suppress(Interrupted):
         run(case.chosen(), case.out)
         raise Missed
-    folders = sorted((case.out / "checkpoints").iterdir())
-    damage(case, folders)
-    case.damaged = 1 if len(folders) == 1 else 0
+    damage(case)
+    case.damaged = 1 if len(checkpointed_rounds(case.out)) == 1 else 0
     return case.go_on()
 
 
-def damage(case: Case, folders: list[Path]) -> None:
+def damage(case: Case) -> None:
     """Damage a bit or the end of a file of the newest checkpoint, or of a row that only this checkpoint has."""
-    files = sorted(folders[-1].iterdir())
-    rows = [snapshot.row for snapshot, _ in map(read, folders) if snapshot is not None]
+    store = checkpoints_in(case.out)
+    rows = [store.read(number).row for number in store.rounds()]
+    newest = store.rounds()[-1]
+    names = ("manifest", *sorted(store.manifests[newest]["files"]))
+    files = [checkpoint_file(case.out / "checkpoints", newest, name) for name in names]
     own = set(rows[-1].tolist()) - {row for others in rows[:-1] for row in others.tolist()} - {-1}
     choice = int(case.random.integers(len(files) + 1))
     if choice == len(files) and own:

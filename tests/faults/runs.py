@@ -20,6 +20,8 @@ from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.observer import Observer
+from fedfleet.engine.state.checkpoint import checkpoints_in
+from fedfleet.engine.state.checkpoint_store import BLOBS, name_of
 from fedfleet.engine.state.row_files import locate, paths, width
 
 PLUGIN = str(Path(__file__).parent / "faulty.py")
@@ -76,6 +78,20 @@ def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, in
     number, place = locate(row)
     each = width(pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.initial_model()).client), narrow=False)
     return Path(paths(str(out / "state"))[number]), place * each, each
+
+
+def rounds_with_checkpoints(out: Path) -> list[int]:
+    """The rounds of which a run's folder has checkpoints. Each must be sound."""
+    store = checkpoints_in(out)
+    for number in store.rounds():
+        store.read(number)
+    return store.rounds()
+
+
+def checkpoint_file(store: Path, number: int, name: str) -> Path:
+    """The file of a checkpoint that its manifest names, or its manifest. store: the folder of checkpoints."""
+    manifest = store / f"{name_of(number)}.json"
+    return manifest if name == "manifest" else store / BLOBS / json.loads(manifest.read_text())["files"][name]
 
 
 def alone(data: dict[str, Any], out: str) -> None:

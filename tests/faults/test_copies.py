@@ -15,18 +15,19 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted
 from fedfleet.engine.runs.restore import bring
-from fedfleet.engine.storage.object_store import Folder, join_url, split_url
+from fedfleet.engine.storage.object_store import RemoteFolder, join_url, open_folder, split_url
+from fedfleet.engine.storage.sha256 import sha256_of_file, sha256_of_json
 from fedfleet.tune.files import load
 
 from ..tune.commands import COMMAND, error_in, invoke
-from .runs import METHODS, Watch, interrupt, kill_driver, same, setting, small
+from .runs import METHODS, Watch, checkpoint_file, interrupt, kill_driver, same, setting, small
 
 SECRET = "s3cr3t-of-nobody"
 EVERY = {"every": 2, "keep": 2}
@@ -53,7 +54,7 @@ def bucket() -> Iterator[str]:
         }.items():
             patch.setenv(f"AWS_{name}", value)
         query = f"?scheme=http&endpoint_override={quote(f'{host}:{port}', safe='')}"
-        Folder(f"s3://runs{query}&allow_bucket_creation=true").files.create_dir("runs")
+        RemoteFolder(f"s3://runs{query}&allow_bucket_creation=true").files.create_dir("runs")
         yield f"s3://runs/deep/er{query}"
     server.stop()
 
@@ -74,13 +75,13 @@ def broken_off(tmp_path: Path, url: str, **more) -> tuple[Path, str]:
 
 
 def names(url: str) -> list[str]:
-    return [name for name in Folder(url).names() if name.startswith("round-")]
+    return [name for name in open_folder(url).names() if name.startswith("round-")]
 
 
 def test_another_machine_goes_on_to_the_same_bits(url, tmp_path, expected):
     """The run's folder was removed, so everything comes from the URL."""
     out, there = broken_off(tmp_path, url)
-    assert names(there) == ["round-000004", "round-000005"]
+    assert names(there) == ["round-000004.json", "round-000005.json"]
     shutil.rmtree(out)
     other = bring(there, tmp_path / "other")
     config = load(str(other / "config.yaml"))
@@ -177,19 +178,20 @@ def test_a_row_is_written_once(tmp_path):
     url, written = str(tmp_path / "shared"), []
 
     def look() -> None:
-        written.append({path.name for path in Path(url).glob("*/rows/*")})
+        written.append({path.name for path in Path(url).glob("*/blobs/*")})
 
     watch = Watch(**{f"r{number}": look for number in range(2, 13)})
     chosen = small(tmp_path, rounds=12, checkpoint={"every": 1, "keep": 1, "folder": url}, keep_state=True)
     run(chosen, tmp_path / "out", [watch])
     assert len(written) == 11
     (folder,) = Path(url).iterdir()
-    (last,) = folder.glob("round-*")
-    table = load_file(last / "table.safetensors")
-    packs = json.loads((last / "manifest.json").read_text())["packs"]
-    alive = int((table["pack"] >= 0).sum())
+    (last,) = folder.glob("round-*.json")
+    table = load_file(checkpoint_file(folder, 11, "table.safetensors"))
+    manifest = json.loads(last.read_text())
+    packs, alive = manifest["packs"], int((table["row"] >= 0).sum())
     assert alive > 20
-    assert {f"{name}.safetensors" for name, _ in packs} == {path.name for path in folder.glob("rows/*")}
+    named = {*manifest["files"].values(), *(digest for digest, _ in packs)}
+    assert named == {path.name for path in folder.glob("blobs/*")}
     assert sum(rows for _, rows in packs) <= 2 * alive
     assert max(rows for _, rows in packs) < alive  # not all of them anew each time
 
@@ -198,12 +200,12 @@ def test_only_what_has_changed(tmp_path):
     """Further checkpoints of a run that makes no rounds write no pack."""
     url = tmp_path / "shared"
     out, there = broken_off(tmp_path, str(url))
-    before = {path: path.stat().st_mtime_ns for path in Path(there).glob("rows/*")}
+    before = {path: path.stat().st_mtime_ns for path in Path(there).glob("blobs/*")}
     again = small(tmp_path, checkpoint={**EVERY, "folder": str(url)}, backend="local")
     with pytest.raises(RuntimeError, match="stop here"):
         resume(again, out, [Stop()])
     assert before
-    assert {path: path.stat().st_mtime_ns for path in Path(there).glob("rows/*")} == before
+    assert {path: path.stat().st_mtime_ns for path in Path(there).glob("blobs/*")} == before
 
 
 class Stop(Watch):
@@ -225,7 +227,7 @@ def halve(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {"flip": flip, "cut": halve, "remove": Path.unlink}
-FILES = ("server.safetensors", "table.safetensors", "rounds-000.safetensors", "manifest.json", "rows")
+FILES = ("server.safetensors", "table.safetensors", "rounds-000.safetensors", "manifest", "rows")
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -233,26 +235,25 @@ FILES = ("server.safetensors", "table.safetensors", "rounds-000.safetensors", "m
 def test_the_one_before_a_damaged_one_is_used(file, damage, tmp_path, expected):
     out, there = broken_off(tmp_path, str(tmp_path / "shared"))
     shutil.rmtree(out)
-    newest = Path(there) / "round-000005"
     if file == "rows":
         mine, before = (
-            {name for name, _ in json.loads((Path(there) / each / "manifest.json").read_text())["packs"]}
-            for each in names(there)[::-1]
+            {name for name, _ in json.loads((Path(there) / each).read_text())["packs"]} for each in names(there)[::-1]
         )
-        DAMAGES[damage](Path(there) / "rows" / f"{min(mine - before)}.safetensors")
+        DAMAGES[damage](Path(there) / "blobs" / min(mine - before))
     else:
-        DAMAGES[damage](newest / file)
+        DAMAGES[damage](checkpoint_file(Path(there), 5, file))
     other = bring(there, tmp_path / "other")
     same(resume(load(str(other / "config.yaml")), other), expected)
     log = (other / "run.log").read_text()
-    assert f"checkpoint round-000005 in {there} is damaged" in log
+    if (damage, file) != ("remove", "manifest"):
+        assert f"checkpoint round-000005 in {there} is damaged" in log
     assert "resumes after round 4" in log
 
 
 def test_all_damaged_is_one_sentence(tmp_path):
     _, there = broken_off(tmp_path, str(tmp_path / "shared"))
     for name in names(there):
-        flip(Path(there) / name / "manifest.json")
+        flip(Path(there) / name)
     done = invoke("resume", Path(there).as_uri())
     assert done.exit_code == 2
     assert "holds no sound checkpoint" in error_in(done.stderr)
@@ -270,6 +271,58 @@ def test_a_folder_that_fails_costs_copies_and_not_the_run(tmp_path, expected):
     same(run(small(tmp_path, checkpoint={**EVERY, "folder": str(shared)}), tmp_path / "out", [watch]), expected)
     told = [text for text in watch.told if "no copy in" in text]
     assert [text.partition(":")[0] for text in told] == ["round 2", "round 4"]
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+def in_the_old_format(store: Path, number: int) -> None:
+    """Rewrite checkpoints as versions before format 5 wrote them: files beside the manifest under their names, packs in
+    `rows/`, and in the table of a copy the pack and the place of each row."""
+    for file in store.glob("round-*.json"):
+        manifest, folder = json.loads(file.read_text()), file.with_suffix("")
+        folder.mkdir()
+        for name, digest in manifest["files"].items():
+            shutil.copy(store / "blobs" / digest, folder / name)
+        if "packs" in manifest:
+            (store / "rows").mkdir(exist_ok=True)
+            for digest, _ in manifest["packs"]:
+                shutil.copy(store / "blobs" / digest, store / "rows" / f"{digest}.safetensors")
+            begins = np.cumsum([0, *(count for _, count in manifest["packs"])])
+            table = load_file(folder / "table.safetensors")
+            row = table.pop("row")
+            pack = np.searchsorted(begins, row, "right") - 1
+            save_file({**table, "pack": pack, "place": row - begins[pack]}, folder / "table.safetensors")
+            manifest["files"]["table.safetensors"] = sha256_of_file(folder / "table.safetensors")
+        del manifest["digest"]
+        manifest["format"] = number
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": sha256_of_json(manifest)}))
+        file.unlink()
+    shutil.rmtree(store / "blobs")
+
+
+def test_checkpoints_and_copies_of_the_formats_before(tmp_path, expected):
+    out, there = broken_off(tmp_path, str(tmp_path / "shared"))
+    in_the_old_format(out / "checkpoints", 4)
+    in_the_old_format(Path(there), 3)
+    chosen = small(tmp_path, checkpoint={**EVERY, "folder": str(tmp_path / "shared")})
+    for lost in (False, True):
+        shutil.copytree(tmp_path / "shared", tmp_path / "kept", dirs_exist_ok=True)
+        shutil.copytree(out, tmp_path / "again")
+        if lost:
+            shutil.rmtree(tmp_path / "again" / "checkpoints")
+        same(resume(chosen, tmp_path / "again"), expected)
+        assert ("round 5 is restored from" in (tmp_path / "again" / "run.log").read_text()) == lost
+        shutil.rmtree(tmp_path / "again")
+        shutil.copytree(tmp_path / "kept", tmp_path / "shared", dirs_exist_ok=True)
+
+
+def test_a_format_that_is_not_known_names_the_remedy(tmp_path):
+    out, _ = broken_off(tmp_path, str(tmp_path / "shared"))
+    for file in (out / "checkpoints").glob("round-*.json"):
+        manifest = {**json.loads(file.read_text()), "format": 9}
+        del manifest["digest"]
+        file.write_text(json.dumps({**manifest, "digest": sha256_of_json(manifest)}))
+    with pytest.raises(ConfigError, match="its format is 9, use the version of FedFleet that wrote it"):
+        resume(small(tmp_path, checkpoint={"every": 2, "keep": 2}), out)
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, Interrupted, NotSaved
 from fedfleet.engine.runs.result import model_digest
-from fedfleet.engine.state.checkpoint import read
+from fedfleet.engine.state.checkpoint import checkpoints_in
+from fedfleet.engine.state.checkpoint_store import Damaged
 from fedfleet.engine.storage.sha256 import sha256_of_json
 
 from ..tune.commands import error_in, invoke
 from .disks import NoDisk, fill, mounted
-from .runs import Watch, interrupt, same, small
+from .runs import Watch, checkpoint_file, interrupt, same, small
 
 EVERY = {"every": 2, "keep": 3}
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -78,13 +79,12 @@ def put(path: Path, content: str | bytes) -> None:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-# --- manifest.json ----------------------------------------------------------------------------------------------------
+# --- manifests --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("content", ANYTHING.values(), ids=ANYTHING)
 def test_a_manifest_that_is_anything(content, out, broken_off, expected):
-    put(out / "checkpoints" / "round-000005" / "manifest.json", content)
-    snapshot, wrong = read(out / "checkpoints" / "round-000005")
-    assert snapshot is None
-    assert wrong
+    put(checkpoint_file(out / "checkpoints", 5, "manifest"), content)
+    with pytest.raises(Damaged, match="the manifest"):
+        checkpoints_in(out).read(5)
     same(resume(small(broken_off, checkpoint=EVERY), out), expected)
     assert "checkpoint round-000005 is damaged" in (out / "run.log").read_text()
 
@@ -95,15 +95,15 @@ def test_a_manifest_that_is_anything(content, out, broken_off, expected):
     ids=str,
 )
 def test_a_manifest_whose_parts_are_anything(changes, out, broken_off, expected):
-    path = out / "checkpoints" / "round-000005" / "manifest.json"
+    path = checkpoint_file(out / "checkpoints", 5, "manifest")
     put(path, resealed(path, **changes))
     same(resume(small(broken_off, checkpoint=EVERY), out), expected)
 
 
 @pytest.mark.parametrize("content", ANYTHING.values(), ids=ANYTHING)
 def test_all_manifests_damaged_is_a_sentence(content, out):
-    for folder in (out / "checkpoints").iterdir():
-        put(folder / "manifest.json", content)
+    for manifest in (out / "checkpoints").glob("*.json"):
+        put(manifest, content)
     told(str(out), "no checkpoint to resume from", "start the run anew", arguments=("resume", str(out)))
 
 

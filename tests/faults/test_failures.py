@@ -23,7 +23,7 @@ from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, Wor
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.launch import new_run_id, prepare
 from fedfleet.engine.runs.result import model_digest
-from fedfleet.engine.state.checkpoint import read
+from fedfleet.engine.state.checkpoint import checkpoints_in
 from fedfleet.engine.state.table import Table
 
 from ..tune.commands import error_in, invoke, shell
@@ -74,7 +74,7 @@ def test_a_client_that_fails_is_named_and_the_run_can_go_on_once_it_is_repaired(
     assert "); see the setting engine.on_failure" in line
     assert "Traceback" not in done.output
     number = int(line.partition("round ")[2].partition(":")[0])
-    assert read(tmp_path / "out" / "checkpoints" / f"round-{number - 1:06d}")[1] == ""
+    assert checkpoints_in(tmp_path / "out").read(number - 1).round == number - 1
     plan(tmp_path / "faults")
     same(resume(small(tmp_path / "faults", block=block), tmp_path / "out"), expected[block])
 
@@ -154,9 +154,7 @@ def test_a_dropped_client_keeps_its_state_and_its_place_in_its_stream(tmp_path):
     assert [row["client/dropped"] for row in result.rows[:number]] == [0] * (number - 1) + [1]
     log = (tmp_path / "out" / "run.log").read_text()
     assert f"round {number}: goes on without {client}, which failed alone: RuntimeError: client {client} is" in log
-    (old, _), (new, _) = (read(tmp_path / "out" / "checkpoints" / f"round-{r:06d}") for r in (number - 1, number))
-    assert old is not None
-    assert new is not None
+    old, new = map(checkpoints_in(tmp_path / "out").read, (number - 1, number))
     assert old.visits[client] == new.visits[client] == before
     assert (old.digest[client] == new.digest[client]).all()
     assert old.row[client] == new.row[client] >= 0

@@ -15,10 +15,11 @@ from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.planning import execution_plan
 from fedfleet.engine.run_spec import ExecutionPlan
-from fedfleet.engine.state.checkpoint import read
+from fedfleet.engine.state.checkpoint import checkpoints_in
+from fedfleet.engine.state.checkpoint_store import Damaged
 from fedfleet.engine.storage.sha256 import sha256_of_json
 
-from .runs import Watch, interrupt, same, small
+from .runs import Watch, checkpoint_file, interrupt, same, small
 
 EVERY = {"every": 2, "keep": 3}
 MEASURED = ExecutionPlan(5, "torch")
@@ -91,23 +92,24 @@ def test_a_path_json_that_is_a_folder_is_told(out, broken_off):
 
 def test_the_manifests_digest_covers_the_plan(out, broken_off, expected):
     """A manifest whose plan was changed counts as damaged; with a new digest it has another plan, which is refused."""
-    newest = sorted((out / "checkpoints").iterdir())[-1]
-    manifest = json.loads((newest / "manifest.json").read_text())
+    newest = checkpoint_file(out / "checkpoints", 5, "manifest")
+    manifest = json.loads(newest.read_text())
     assert manifest["plan"] == MEASURED._asdict()
     manifest["plan"]["block"] = 9
-    (newest / "manifest.json").write_text(json.dumps(manifest))
-    assert read(newest) == (None, "manifest.json does not match its digest")
+    newest.write_text(json.dumps(manifest))
+    with pytest.raises(Damaged, match="manifest does not match its digest"):
+        checkpoints_in(out).read(5)
     same(resume(chosen(broken_off), out), expected)
 
 
 def test_checkpoints_of_two_plans_are_not_mixed(out, broken_off):
-    for folder in sorted((out / "checkpoints").iterdir())[:-1]:
-        manifest = json.loads((folder / "manifest.json").read_text())
+    for file in sorted((out / "checkpoints").glob("round-*.json"))[:-1]:
+        manifest = json.loads(file.read_text())
         manifest["plan"]["block"] = 9
         del manifest["digest"]
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": sha256_of_json(manifest)}))
-    newest = sorted((out / "checkpoints").iterdir())[-1]
-    (newest / "server.safetensors").write_bytes(b"")  # so that the checkpoint before it is used
+        file.write_text(json.dumps({**manifest, "digest": sha256_of_json(manifest)}))
+    # so that the checkpoint before it is used
+    checkpoint_file(out / "checkpoints", 5, "server.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match="with blocks of 9 clients and torch kernels, this run has blocks"):
         resume(chosen(broken_off), out)
 

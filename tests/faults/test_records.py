@@ -21,7 +21,7 @@ from fedfleet.engine.runs import run_directory
 from fedfleet.engine.runs.fork import fork_of
 from fedfleet.engine.runs.run_directory import RunDirectory
 from fedfleet.engine.runs.saved_files import read_rows
-from fedfleet.engine.state.checkpoint import name_of
+from fedfleet.engine.state.checkpoint import checkpointed_rounds
 from fedfleet.tune.executor.requested_run import RequestedRun
 from fedfleet.tune.executor.source import RunReport, RunRequest
 from fedfleet.tune.run_files import read_columns
@@ -140,7 +140,7 @@ def test_a_forked_process_that_leaves_its_copy_of_a_run_touches_no_file(way, tmp
     made = small(tmp_path / "none", checkpoint={"every": 2})
 
     def fork() -> None:
-        until(lambda: (out / "checkpoints" / name_of(2)).is_dir(), "the checkpoint of round 2", 60)
+        until(lambda: 2 in checkpointed_rounds(out), "the checkpoint of round 2", 60)
         before.update(files(out))
         child = os.fork()
         if not child:

@@ -112,7 +112,7 @@ def out(broken_off, tmp_path) -> Path:
     return tmp_path / "out"
 
 
-INSIDE = ["checkpoints/round-000004/manifest.json", "state/rows00.bin"]
+INSIDE = ["checkpoints/round-000004.json", "state/rows00.bin"]
 PLACES = [*FILES, *(f".{name}" for name in FILES), *FOLDERS, *INSIDE, RESERVE, LAUNCHER, DRIVER]
 NEEDED = {"config.yaml", "run.json"}  # a folder without these holds no run
 

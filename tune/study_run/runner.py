@@ -15,7 +15,7 @@ from ...engine.records.history import Record
 from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.fork import fork_of
 from ...engine.runs.run_directory import clear
-from ...engine.state.checkpoint import name_of
+from ...engine.state.checkpoint import checkpointed_rounds
 from ...engine.stopping import stopping
 from ...engine.storage.lock import exclusive
 from ...workloads.processors import processors
@@ -179,7 +179,7 @@ def make_fork(folder: StudyFolder, cell: Cell) -> None:
     if cell.fork is None or (place / "run.json").is_file():
         return
     parent, number = folder.path / "cells" / cell.fork.parent, cell.fork.round
-    if (parent / "result.json").is_file() and not (parent / "checkpoints" / name_of(number)).is_dir():
+    if (parent / "result.json").is_file() and number not in checkpointed_rounds(parent):
         raise ConfigError(
             f"the cell that it is a fork of has finished and not kept round {number}; remove {parent}, and the study "
             "runs it again"
