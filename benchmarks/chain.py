@@ -18,7 +18,11 @@ import torch
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
+from fedfleet.engine.kernels.fused_chain import FusedChain
+from fedfleet.engine.kernels.torchs import Torch
 from fedfleet.tune.bench.works import WORKLOADS
+
+KERNELS = {"chain": FusedChain(), "torch": Torch()}
 
 
 def least(call: Callable[[], object], seconds: float) -> float:
@@ -41,7 +45,7 @@ def main() -> None:
         workload = WORKLOADS[work]()
         x = Tree.of(workload.init(0))
         method: Any = fedavg()
-        trainers = {name: LocalTrainer(method, workload, x, name) for name in ("chain", "torch")}
+        trainers = {name: LocalTrainer(method, workload, x, kernels) for name, kernels in KERNELS.items()}
         for size in asked.batches:
             draw = torch.Generator().manual_seed(0)
             batch = {

@@ -63,7 +63,7 @@ def main() -> None:
         found: list[str] = []
         for dtype in (None, torch.bfloat16):
             how = (asked.scheme, asked.iterations, dtype)
-            with patch.object(operators, "LARGEST_MATRIX", given[0].numel()), operators.method_kernels("native"):
+            with patch.object(operators, "LARGEST_MATRIX", given[0].numel()), operators.Native().around_steps():
                 found.append(measured(lambda m: newton_schulz(m, *how), given, exact))  # noqa: B023
             found.append(measured(lambda m: newton_schulz_plainly(m, *how), given, exact))  # noqa: B023
         names = ("compiled", "torch", "compiled bfloat16", "torch bfloat16")

@@ -26,6 +26,8 @@ from .config.network import check_network
 from .config.registry import Plugin, Registry, find_plugin
 from .config.schema import Engine, Experiment, part_name
 from .errors import ConfigError
+from .kernels.block_convolutions import entry_of
+from .kernels.contract import Kernels
 from .method_form.batch_norm import Buffered
 from .privacy.privacy_plan import PrivacyPlan
 from .storage.sha256 import sha256_of_tensors
@@ -40,8 +42,8 @@ SHOWN_NAMES = 8
 
 
 class ExecutionPlan(NamedTuple):
-    """How clients are run: the number of clients in a block, and the kernels: those of `engine.kernels`,
-    or with products, see `kernels/block_convolutions.py`."""
+    """How clients are run: the number of clients in a block, and the name of the kernels, see `kernels/table.py`; some
+    may have products, see `kernels/block_convolutions.py`."""
 
     block: int
     kernels: str
@@ -101,7 +103,7 @@ class RunSpec:
 
     @cached_property
     def proofs(self) -> dict[str, Any]:
-        """What was found out on the run's data before round 1: for each name of compiled kernels that was tried, None
+        """What was found out on the run's data before round 1: for each name of kernels that was tried, None
         if they are proven, else the Disagreement; and what `execution_plan.why_not_blocks` found."""
         return {}
 
@@ -256,23 +258,29 @@ class RunSpec:
         if self.execution_plan is not None:
             return self.execution_plan.block
         if engine.block == "auto":
-            if engine.kernels == "channels_last":  # they are for clients that train alone
-                return 1
-            return auto_block(parameters, cohort, self.device.type)
+            block = auto_block(parameters, cohort, self.device.type)
+            return block if self.kernels.suits(block) else 1
         return min(engine.block, cohort)
 
     def plan_for_checkpoint(self) -> dict[str, Any]:
         """The execution plan as checkpoints store it: the number of clients in a block, and the kernels."""
-        plan = self.execution_plan or ExecutionPlan(self.block(self.initial_model().flat.numel()), self.kernels)
+        plan = self.execution_plan or ExecutionPlan(self.block(self.initial_model().flat.numel()), str(self.kernels))
         return plan._asdict()
 
     @property
-    def kernels(self) -> str:
-        """The kernels that clients run by, see `ExecutionPlan`."""
+    def kernels(self) -> Kernels:
+        """The kernels that clients run by: those of the execution plan, once it is decided."""
         if self.execution_plan is not None:
-            return self.execution_plan.kernels
+            return self.kernels_named(self.execution_plan.kernels)
         wanted = self.experiment.engine.kernels
-        return "torch" if wanted == "auto" else wanted
+        return self.kernels_named("torch" if wanted == "auto" else wanted)
+
+    def kernels_named(self, name: str) -> Kernels:
+        """The kernels with this name in a plan. Raises ConfigError if there are none."""
+        built = self.registry.build("KERNELS", entry_of(name), "engine.kernels")
+        if not isinstance(built, Kernels):
+            raise ConfigError(f"engine.kernels: {name} gives {built!r}; give a class of Kernels in the table")
+        return built
 
     def memory_remedy(self) -> str:
         """A clause for messages about memory: how large a block and the model are, and the settings to lower."""

@@ -7,6 +7,7 @@ runs it for one client, or for a block of clients at once under `torch.func.vmap
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,12 +19,11 @@ from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
 from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
-from ..kernels.channels_last import CHANNELS_LAST, channels_last
-from ..kernels.fused_chain import Chain, NotAChain, RowInputs, chain_from
-from ..kernels.library import NoKernels
-from ..kernels.operators import kernels, method_kernels
+from ..kernels.contract import Kernels
+from ..kernels.fused_chain import Chain, RowInputs
+from ..kernels.operators import Half, orthogonalised_by
 from ..kernels.recorded_step import Recording, StepRecorder, copy_into
-from ..kernels.tape import Tapes
+from ..kernels.torchs import Torch
 from ..method_form.state_spec import StateSpec
 
 BlockBatches = Callable[[int], dict[str, Tensor]]
@@ -182,8 +182,7 @@ class ClientSteps:
         neither the gradient nor y to fresh memory in each step."""
         after = Tree(y.flat.clone(), y.layout)
         views = after.views()
-        last = self.trainer.kernels == CHANNELS_LAST
-        leaves = [channels_last(view) for view in views] if last else views  # once, and not in every step
+        leaves = [self.trainer.kernels.arranged(view) for view in views]  # once, and not in every step
         for begin, batches, _ in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
@@ -202,7 +201,7 @@ class ClientSteps:
 class LocalTrainer:
     """Runs the local training of clients with one method and one workload.
 
-    `chain`: the fused kernels of the workload's loss, if kernels="chain". `gradients`: the number of gradient
+    `chain`: the fused kernels of the workload's loss, if the kernels have them. `gradients`: the number of gradient
     evaluations in the last local step. `with_rms`: whether a client's root mean square of the losses of its examples is
     found too, over the first gradients of all its local steps; the chain has no losses of single examples.
     """
@@ -212,36 +211,42 @@ class LocalTrainer:
         algorithm: Algorithm,
         workload: Workload,
         x: Tree,
-        kernels: str = "torch",
+        kernels: Kernels = Torch(),
         precision: torch.dtype | None = None,
         recorder: StepRecorder | None = None,
         with_rms: bool = False,
         frozen: Params | None = None,
     ) -> None:
-        """x: the initial model, for its shapes and its device. kernels: see `engine.kernels`.
+        """x: the initial model, for its shapes and its device.
 
         precision: the dtype in which losses and their gradients are computed; None for the dtype of x. recorder: of a
-        block's local steps; None to run each of them. with_rms: not with kernels="chain". frozen: the frozen tensors of
+        block's local steps; None to run each of them. with_rms: not with a chain. frozen: the frozen tensors of
         the model.
         """
         self.recorder, self.with_rms = recorder, with_rms
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.state_spec, self.device = StateSpec(algorithm, x), x.flat.device
-        self.half = precision == torch.bfloat16 and self.device.type != "cpu"  # for Newton-Schulz iterations, too
-        self.chain = _chain(workload, x.layout) if kernels == "chain" else None
+        self.chain = kernels.chain(workload, x.layout)
         self.x, self.gradients = x, 0
         dtype = x.flat.dtype if precision is None else precision
         self.frozen = {
             name: tensor.to(self.device, dtype if tensor.is_floating_point() else None)
             for name, tensor in (frozen or {}).items()
         }
-        self.tapes = Tapes(RECORDED_BYTES) if kernels == "torch" and self.device.type == "cpu" else None
+        self.tapes = kernels.tapes(self.device, RECORDED_BYTES)
+
+    def _around_steps(self) -> AbstractContextManager[Any]:
+        """The context of a method's local steps. Where gradients are in bfloat16 on a device, so is what methods
+        orthogonalise."""
+        if self.precision == torch.bfloat16 and self.device.type != "cpu":
+            return orthogonalised_by(Half)
+        return self.kernels.around_steps()
 
     def loss(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared
         losses of the examples, and the number of examples. leaves: the tensors of the model that are not frozen, in the
         dtype in which losses are computed."""
-        with kernels(self.kernels):
+        with self.kernels.around_losses():
             losses = self.workload.losses({**leaves, **self.frozen}, batch)
         weight = batch.get("weight")
         mean = losses.mean() if weight is None else (losses * weight).sum()
@@ -284,7 +289,7 @@ class LocalTrainer:
 
     def step(self, oracle: BatchOracle, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
         """(the next local state, what `loss` gave at the point of the first gradient)."""
-        with method_kernels(self.kernels, self.half):
+        with self._around_steps():
             local = self.algorithm.client_step(public, client, local, oracle)
         self.gradients = len(oracle.losses)
         return local, oracle.losses[0]
@@ -302,7 +307,7 @@ class LocalTrainer:
         """
         local_steps = ClientSteps(self, steps, batches)
         local = self.algorithm.client_begin(public, client)
-        with method_kernels(self.kernels, self.half):
+        with self._around_steps():
             local = self.algorithm.client_steps(public, client, local, local_steps)
         message, client = self.finish(public, client, local)
         if not self.with_rms:
@@ -403,18 +408,6 @@ class LocalTrainer:
         if recording is not None:
             self.recorder.proved(recording)
         return local
-
-
-def _chain(workload: Workload, layout: Layout) -> Chain:
-    """The fused kernels of the workload's loss.
-
-    Raises NoKernels if the loss cannot be computed by them: a run whose plan says "chain" must not continue with other
-    kernels, because its bits depend on them.
-    """
-    try:
-        return chain_from(workload, layout)
-    except NotAChain as error:
-        raise NoKernels(f"chain kernels cannot be used here: {error}") from error
 
 
 def leaf_gradients(trainer: LocalTrainer, leaves: dict[str, Tensor], batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:

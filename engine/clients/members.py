@@ -23,8 +23,6 @@ from torch.utils import _pytree as pytree
 
 from ..accelerators.transfer import to_device
 from ..cohorts.tasks import Broadcast, TrainingTask
-from ..kernels.block_convolutions import parsed
-from ..kernels.tape import Tapes
 from ..method_form.numbers import Path, differing, form, identity, numbers, with_numbers
 from ..reduction.tree import TaskResult
 from ..storage.sha256 import sha256_of_tensors
@@ -54,7 +52,7 @@ class Part(NamedTuple):
 def can_be_joined(worker: Worker, tasks: Sequence[TrainingTask]) -> bool:
     """Whether tasks may be trained together with those of other members: clients run at once, in blocks of two or more.
     A client that is alone in its block runs without vmap, and other kernels add up its message."""
-    if not worker.vectorise or parsed(worker.kernels)[0] == "graph":
+    if not worker.vectorise or worker.kernels.recorder(worker.proofs) is not None:
         return False
     plain = all(task.targets is None and not task.warm_start for task in tasks)
     return plain and all(int(np.diff((0, *task.cuts)).min()) > 1 for task in tasks)
@@ -268,7 +266,7 @@ class MembersTrainer(LocalTrainer):
         """one: a member's trainer. paths: of the numbers in which the members' methods differ."""
         vars(self).update(vars(one))
         self.method, self.paths = one.algorithm, paths
-        self.tapes = Tapes() if one.kernels == "torch" and one.device.type == "cpu" else None
+        self.tapes = one.kernels.tapes(one.device)
 
     def _take(self, numbers: tuple[Tensor, ...]) -> None:
         """Make the method that of one client under vmap."""

@@ -32,10 +32,7 @@ from ..aggregation.vectors import vector_leaves, with_vector_leaves
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.schema import Local
 from ..fleet.planner import build_sampler
-from ..kernels.block_convolutions import parsed
-from ..kernels.library import COMPILED
-from ..kernels.operators import kernels
-from ..kernels.recorded_step import Proofs, StepRecorder
+from ..kernels.recorded_step import Proofs
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, empty
 from ..reduction.tree import TaskResult
@@ -207,7 +204,7 @@ class Worker:
         batches = TaskBatches.of(self.draw(task), self.columns)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
-        accumulator = Accumulator(added_up, task.cuts, task.targets, self.kernels, self.memory, self.device)
+        accumulator = Accumulator(added_up, task.cuts, task.targets, self.kernels.compiled, self.memory, self.device)
         accumulator.times["data"] = stream_seconds
         return TaskUnderWay(task, trainer, public, batches, accumulator, started)
 
@@ -216,7 +213,7 @@ class Worker:
         local = self.run_spec.experiment.federation.local
         if task.warm_start:
             local = Local(epochs=1, batch=local.batch)
-        seed, native, index = self.run_spec.experiment.seed, self.kernels in COMPILED, self._client_index(task)
+        seed, native, index = self.run_spec.experiment.seed, self.kernels.compiled, self._client_index(task)
 
         def draw() -> Stream:
             return stream(index, task.clients, task.visits, local, seed, native, task.steps)
@@ -440,8 +437,7 @@ class Worker:
             algorithm = method.warm_start if warm_start else method
             assert algorithm is not None
             # The pass before round 1 is one round: no recording would be proven in it.
-            graph = parsed(self.kernels)[0] == "graph" and not warm_start
-            recorder = StepRecorder(proofs=self.proofs) if graph else None
+            recorder = None if warm_start else self.kernels.recorder(self.proofs)
             workload, precision = self.run_spec.workload, self.run_spec.precision
             with_rms = self.with_rms and not warm_start
             trainer = LocalTrainer(
@@ -480,7 +476,7 @@ class Worker:
 
     def metrics(self, models: Models, task: TestSlice | ClientGroup) -> list[Metrics]:
         """The metrics of models of this run's workload, see `evaluate`."""
-        with kernels(self.kernels), evaluating():
+        with self.kernels.around_losses(), evaluating():
             if isinstance(task, TestSlice):
                 return evaluate_test_rows(models, self.data.test, task, self.device)
             size = self.run_spec.experiment.evaluate.batch
@@ -488,5 +484,5 @@ class Worker:
 
     def _probe(self, task: LossProbe, p: Params) -> Metrics:
         workload, seed = self.run_spec.workload, self.run_spec.experiment.seed
-        with kernels(self.kernels), evaluating():
+        with self.kernels.around_losses(), evaluating():
             return probe_losses(workload, p, self.data.train, self.data.client_index, task, seed, self.device)

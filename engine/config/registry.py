@@ -1,10 +1,10 @@
 """Parts by name: methods, rules, workloads, models, partitions and trackers, including the user's own.
 
 A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS,
-AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK, SAMPLERS). They
-map names to callables, or to entries that say where a callable is (`build`, "module:attribute") and what it does
-(`summary`). The project's own tables are in the modules `BUILT_IN`. Those of installed packages are found by entry
-points of the group "fedfleet.plugins".
+AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK, SAMPLERS,
+KERNELS). They map names to callables, or to entries that say where a callable is (`build`, "module:attribute") and what
+it does (`summary`). The project's own tables are in the modules `BUILT_IN`. Those of installed packages are found by
+entry points of the group "fedfleet.plugins".
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from ..user_code import location_clause, plugin_errors
 from .finite import check_finite, may_be_infinite
 
 GROUP = "fedfleet.plugins"
-BUILT_IN = tuple(f"fedfleet.{name}.table" for name in ("algorithms", "workloads", "tune", "engine.fleet"))
+BUILT_IN = tuple(
+    f"fedfleet.{name}.table" for name in ("algorithms", "workloads", "tune", "engine.fleet", "engine.kernels")
+)
 """The modules with the project's own tables. They are named here, and not as entry points, so that they are found where
 the package is only on the path and not installed, as on a bare machine or in a folder that a job was sent to."""
 TABLES = (
@@ -52,9 +54,15 @@ TABLES = (
     "AVAILABILITIES",
     "LOCAL_WORK",
     "SAMPLERS",
+    "KERNELS",
 )
 
-SINGULAR = {"DEVICES": "kind of devices", "AVAILABILITIES": "availability", "LOCAL_WORK": "local work"}
+SINGULAR = {
+    "DEVICES": "kind of devices",
+    "AVAILABILITIES": "availability",
+    "LOCAL_WORK": "local work",
+    "KERNELS": "kind of kernels",
+}
 """What an entry of a table is called in messages, where it is not the table's name without its last letter."""
 
 

@@ -402,7 +402,7 @@ class Engine(Section):
     computes the loss of a whole network and its gradient in one call. These three are for float32 on a CPU. They are
     used only after a proof on the data of the run that they compute what torch computes. `graph` is for CUDA devices:
     torch's kernels, and the local steps of a block are replayed from a CUDA graph, to the same bits. `auto` (default):
-    the fastest in a measurement if the run is long, else `torch`.
+    the fastest in a measurement if the run is long, else `torch`. A plug-in may add others to the table `KERNELS`.
     `vectorise`: whether the clients of a block run at once under torch.func.vmap (default true).
     `device`: the device that trains: `cpu`, `cuda`, `cuda:0`, `xpu`, `mps`; or `auto` (default), which is cuda if
     workers have GPUs and else cpu.
@@ -435,7 +435,7 @@ class Engine(Section):
     cpus: float = Field(default=1.0, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     block: int | Literal["auto"] = "auto"
-    kernels: Literal["auto", "torch", "channels_last", "native", "chain", "graph"] = "auto"
+    kernels: str = "auto"
     vectorise: bool = True
     device: str = "auto"
     threads: int = Field(default=1, ge=1, le=4096)
@@ -460,26 +460,6 @@ class Engine(Section):
         Conflict(
             *("precision", "device", "tf32 is for CUDA devices", "choose same"),
             lambda e: e.precision == "tf32" and not e.trains_on.startswith("cuda"),
-        ),
-        Conflict(
-            *("kernels", "device", "graph is for CUDA devices", "choose torch or auto"),
-            lambda e: e.kernels == "graph" and not e.trains_on.startswith("cuda"),
-        ),
-        Conflict(
-            *("kernels", "device", "channels_last, native and chain are for processors", "choose torch"),
-            lambda e: e.kernels in ("channels_last", "native", "chain") and e.trains_on != "cpu",
-        ),
-        Conflict(
-            *("kernels", "dtype", "channels_last, native and chain are for float32", "choose torch"),
-            lambda e: e.kernels in ("channels_last", "native", "chain") and e.dtype != "float32",
-        ),
-        Conflict(
-            *("kernels", "block", "channels_last is for clients that train alone", "choose block=1"),
-            lambda e: e.kernels == "channels_last" and e.block not in ("auto", 1) and e.vectorise,
-        ),
-        Conflict(
-            *("kernels", "precision", "chain is for precision=same", "choose native or torch"),
-            lambda e: e.kernels == "chain" and e.precision != "same",
         ),
     )
 

@@ -11,6 +11,7 @@ the order in which a loss calls them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -98,12 +99,12 @@ class Products(Convolutions):
         return as_product(given) if number in self.numbers else None
 
 
-def with_products(kernels: str, numbers: list[int]) -> str:
+def with_products(kernels: str, numbers: Sequence[int]) -> str:
     """The name of kernels that compute the convolutions with these numbers as products."""
     return f"{kernels}{SEPARATOR}{','.join(map(str, numbers))}" if numbers else kernels
 
 
-def parsed(kernels: str) -> tuple[str, frozenset[int]]:
-    """(the name without products, the numbers of the convolutions that are products)."""
-    name, _, numbers = kernels.partition(SEPARATOR)
-    return name, frozenset(map(int, numbers.split(","))) if numbers else frozenset()
+def entry_of(kernels: str) -> str | dict[str, Any]:
+    """The entry of the table KERNELS with its arguments for the name in a plan."""
+    name, separator, numbers = kernels.partition(SEPARATOR)
+    return {"name": name, "products": numbers.split(",")} if separator else name

@@ -12,7 +12,8 @@ gradients in the weights of other convolutions are products of matrices. What is
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,12 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 from ...workloads.models.derivatives import first_derivatives_only
 from .arguments import padding_of, supported_alone
+from .contract import Run
 from .fused_pooling import batch_norm, torch_batch_norm
 from .minimal_filtering import MinimalFiltering, pays
-
-CHANNELS_LAST = "channels_last"
-"""The name of these kernels, as `engine.kernels` gives it."""
-
+from .operators import Native
 
 UNFOLDED = 256
 """The gradient in the weights of a convolution is a product of unfolded images, if a patch of an image has this many
@@ -87,7 +86,7 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
     return Convolution.apply(input, weight, bias, padding)
 
 
-class ChannelsLast(TorchFunctionMode):
+class LastChannels(TorchFunctionMode):
     """A mode in which `torch.conv2d` gets images and weights with the channels last, and in which `torch.batch_norm` is
     computed together with the ReLU and the pooling that follow. Under vmap it changes nothing: there the channels of
     all clients become groups of one convolution."""
@@ -116,3 +115,29 @@ def channels_last(tensor: Tensor) -> Tensor:
     # of one pixel with strides from which torch cannot tell the order.
     ordered = tensor.to(memory_format=last)
     return ordered if ordered.is_contiguous(memory_format=last) else ordered.contiguous(memory_format=last)
+
+
+class ChannelsLast(Native):
+    """Torch's kernels for images whose channels are last in memory, for clients that train alone."""
+
+    name: ClassVar[str] = "channels_last"
+
+    def why_not(self, run: Run) -> str:
+        engine = run.experiment.engine
+        if engine.block not in ("auto", 1) and engine.vectorise:
+            return f"for clients that train alone, not for engine.block={engine.block} (choose block=1)"
+        return super().why_not(run)
+
+    def is_promising(self, run: Run) -> bool:
+        """Whether the loss may convolve images, as the model has a tensor (O, I, k, l)."""
+        shapes = (*run.layout.shapes, *(tensor.shape for tensor in run.frozen.values()))
+        return any(len(shape) == 4 for shape in shapes) and super().is_promising(run) and not self.why_not(run)
+
+    def suits(self, block: int) -> bool:
+        return block == 1
+
+    def around_losses(self) -> AbstractContextManager[Any]:
+        return LastChannels()
+
+    def arranged(self, leaf: Tensor) -> Tensor:
+        return channels_last(leaf)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from ...algorithms.tree import Layout
 from ...workloads.classification import Classification
 from ...workloads.workload import Batch, Chained, Workload
 from .arguments import scalar_of
-from .library import NO_CLASS, NO_ROW, check_status, library, pointer
-from .operators import SIDES
+from .contract import Run
+from .library import NO_CLASS, NO_ROW, NoKernels, check_status, library, pointer
+from .operators import SIDES, Native
 
 CONV, LINEAR = range(2)
 
@@ -316,3 +317,31 @@ def parameter_offsets(
             )
         begins.append(begin)
     return begins[0], begins[1]
+
+
+class FusedChain(Native):
+    """Loss and gradient of a whole network in one compiled call, and compiled operators for everything else."""
+
+    name: ClassVar[str] = "chain"
+    single_losses: ClassVar[bool] = False
+    instead_of: ClassVar[tuple[str, ...]] = ("channels_last", "native")
+
+    def why_not(self, run: Run) -> str:
+        if why := super().why_not(run):
+            return why
+        try:
+            if run.precision is not None:
+                raise NotAChain(f"engine.precision={run.experiment.engine.precision}")
+            chain_from(run.workload, run.layout)
+        except NotAChain as error:
+            return (
+                "for cross-entropy of a chain of convolutions, ReLU, 2 x 2 max pooling and linear layers, with "
+                f"precision=same, but {error}"
+            )
+        return ""
+
+    def chain(self, workload: Workload, layout: Layout) -> Chain:
+        try:
+            return chain_from(workload, layout)
+        except NotAChain as error:
+            raise NoKernels(f"chain kernels cannot be used here: {error}") from error

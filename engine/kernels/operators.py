@@ -1,6 +1,6 @@
 """Compiled kernels that replace operators of torch in whatever a workload computes.
 
-`kernels("native")` is a context in which compiled kernels compute `conv2d` (square, stride 1, not grouped, float32 on
+`NativeOperators` is a context in which compiled kernels compute `conv2d` (square, stride 1, not grouped, float32 on
 the CPU) and 2 x 2 `max_pool2d`, and in which `linear` of a block needs fewer products. All other operators, and all
 operators outside of the context, are torch's. torch computes the convolution of a block as a grouped convolution, which
 is slow on CPUs. The compiled one takes the same time per client in a block as for a client alone. Results agree with
@@ -13,8 +13,8 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,9 +26,8 @@ from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Pa
 from ...workloads.models.derivatives import first_derivatives_only
 from ...workloads.workload import PASS_OVER
 from .arguments import padding_of, pools_two_by_two, scalar_of, supported, supported_alone
-from .block_convolutions import Products, parsed
-from .channels_last import CHANNELS_LAST, ChannelsLast
-from .library import COMPILED, call, check_status, library, pointer
+from .contract import Kernels, Run
+from .library import NoKernels, call, check_status, library, pointer
 
 SIDES = (1, 2, 3, 4, 5, 7)
 """Sides of the square convolution kernels that native.h has."""
@@ -271,11 +270,11 @@ REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
 }
 
 
-class Native(TorchFunctionMode):
+class NativeOperators(TorchFunctionMode):
     """A mode in which calls of the functions in REPLACEMENTS are replaced if that is possible, and in which recurrent
     networks pass over padded places."""
 
-    def __enter__(self) -> Native:
+    def __enter__(self) -> NativeOperators:
         self.before = PASS_OVER.set(True)
         return super().__enter__()
 
@@ -295,12 +294,12 @@ PIECE = 1 << 14
 """torch adds up so many entries at a time, since copies of so many in float64 stay in the processor's caches."""
 
 
-def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> None:
+def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, compiled: bool) -> None:
     """Set `total` (float64) to (a + b) + (c + d), the sum of up to AT_ONCE parts; plus its old content if `more`.
 
-    The bits are the same for all kernels that `name` may mean.
+    compiled: by the library, to the same bits.
     """
-    own = name in COMPILED and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
+    own = compiled and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
     own = own and total.is_contiguous() and all(part.numel() == total.numel() for part in parts)
     if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
         call("add_up", (*parts, *[None] * (AT_ONCE - len(parts)), total), len(parts), more, total.numel())
@@ -340,16 +339,9 @@ class Half:
         """Not in one call."""
 
 
-def method_kernels(name: str, half: bool = False) -> AbstractContextManager[Any]:
-    """A context in which other kernels than torch's in the parameters' dtype compute Newton-Schulz iterations of
-    methods: compiled ones, unless `name` is torch; products in bfloat16 if `half`."""
-    if half:
-        return _faster(Half)
-    return _faster(Compiled) if name in COMPILED else nullcontext()
-
-
 @contextmanager
-def _faster(kernels: Faster) -> Iterator[None]:
+def orthogonalised_by(kernels: Faster) -> Iterator[None]:
+    """A context in which these kernels compute the Newton-Schulz iterations of methods."""
     token = FASTER.set(kernels)
     try:
         yield
@@ -357,14 +349,27 @@ def _faster(kernels: Faster) -> Iterator[None]:
         FASTER.reset(token)
 
 
-def kernels(name: str) -> AbstractContextManager[Any]:
-    """A context in which compiled kernels replace operators of torch, unless `name` is torch.
+class Native(Kernels):
+    """Compiled kernels in the place of operators of torch, and for Newton-Schulz iterations."""
 
-    With `chain`, they replace the operators that are not part of the chain. With products, some convolutions of a block
-    are batched products. With `channels_last`, torch's operators have images in another layout, and some are fused.
-    """
-    if numbers := parsed(name)[1]:
-        return Products(numbers)
-    if name == CHANNELS_LAST:
-        return ChannelsLast()
-    return Native() if name in COMPILED else nullcontext()
+    name: ClassVar[str] = "native"
+    compiled: ClassVar[bool] = True
+
+    def why_not(self, run: Run) -> str:
+        if run.device.type != "cpu" or run.dtype != torch.float32:
+            dtype = str(run.dtype).removeprefix("torch.")
+            return f"for float32 on processors, not for device={run.device.type}, dtype={dtype}"
+        library()
+        return ""
+
+    def is_promising(self, run: Run) -> bool:
+        try:
+            return not Native.why_not(self, run)
+        except NoKernels:
+            return False
+
+    def around_losses(self) -> AbstractContextManager[Any]:
+        return NativeOperators()
+
+    def around_steps(self) -> AbstractContextManager[Any]:
+        return orthogonalised_by(Compiled)

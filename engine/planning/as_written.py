@@ -37,7 +37,6 @@ from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.random_generators import kept_generators
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import same_bits
-from ..kernels.operators import kernels
 from ..run_spec import RunSpec
 
 FEWEST, MOST, COMPARED_NUMBERS = 4, 64, 1 << 21
@@ -142,7 +141,7 @@ class AsWritten:
         leaves = {name: view.clone().requires_grad_() for name, view in views}
         token = NETWORK.set(self._network)
         try:
-            with torch.enable_grad(), kernels("torch"):
+            with torch.enable_grad():
                 loss = self.workload.losses({**leaves, **self.frozen}, batch).mean()
                 if loss.requires_grad:
                     loss.backward(retain_graph=True)
@@ -187,7 +186,7 @@ class Forms:
         x = run_spec.initial_model()
         self.x = x if dtype is None else x.to(dtype)
         self.dtype, self.layout = self.x.flat.dtype, self.x.layout
-        self.trainer = LocalTrainer(run_spec.method(), run_spec.workload, self.x, "torch", frozen=run_spec.frozen)
+        self.trainer = LocalTrainer(run_spec.method(), run_spec.workload, self.x, frozen=run_spec.frozen)
         self.as_written: AsWritten | None = None
         with suppress(Exception):  # what a user's workload holds may not be copied
             self.as_written = AsWritten(run_spec.workload, self.trainer.frozen)
@@ -473,7 +472,7 @@ def coupled_at(forms: Forms, point: Tensor, batches: BlockBatches) -> str:
     padded["weight"] = padded["weight"].to(forms.dtype)
     calls, losses = [], []
     for each in (batch, padded):
-        with Calls() as noted, kernels("torch"), suppress(Exception):
+        with Calls() as noted, suppress(Exception):
             losses.append(workload.losses({**dict(Tree(point, forms.layout).items()), **forms.trainer.frozen}, each))
         calls.append(noted.found)
     if len(losses) < 2 or len(calls[0]) != len(calls[1]):

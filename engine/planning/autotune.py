@@ -18,9 +18,6 @@ from ..cohorts import sampling
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
 from ..config.schema import Local
 from ..errors import RAISED_BY_USERS
-from ..kernels.block_convolutions import parsed
-from ..kernels.library import COMPILED
-from ..kernels.recorded_step import PROVEN_ROUNDS
 from ..memory import release_freed_memory
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.row_files import StateLayout
@@ -98,8 +95,7 @@ def time_plan(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> Iterator[fl
     held = allocated_memory(trial.device)
     shared = Broadcast(1, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(public)])
     work = first_clients(trial, data, plan.block)
-    warm_ups = PROVEN_ROUNDS if parsed(plan.kernels)[0] == "graph" else 1
-    for number in range(1, 1 + min(warm_ups, trial.experiment.federation.rounds)):
+    for number in range(1, 1 + min(trial.kernels.warm_ups, trial.experiment.federation.rounds)):
         work = work._replace(round=number)
         worker.train(work, shared)
     if room is not None and (used := peak_memory(trial.device) - held) > MEMORY_SHARE * room:
@@ -118,7 +114,8 @@ def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:
         local = Local(steps=STEPS, batch=federation.local.batch)
         federation = federation.model_copy(update={"local": local})
     # Kernels that are not proven yet are measured as if they were: a plan is not used unless its kernels are proven.
-    proven_kernels = kernel_identity(plan.kernels) if plan.kernels in COMPILED else None
+    kernels = run_spec.kernels_named(plan.kernels)
+    proven_kernels = kernel_identity(kernels) if kernels.needs_proof else None
     return replace(
         run_spec,
         experiment=experiment.model_copy(update={"federation": federation}),

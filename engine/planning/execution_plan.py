@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,9 +24,8 @@ from ...workloads.workload import Split
 from ..cohorts.tasks import steps_of
 from ..errors import ConfigError
 from ..fleet.planner import build_sampler
-from ..kernels.channels_last import CHANNELS_LAST
-from ..kernels.fused_chain import NotAChain, chain_from
-from ..kernels.library import COMPILED, NoKernels, cache_folder, instruction_set, library, processor, source_files
+from ..kernels.contract import Kernels
+from ..kernels.library import cache_folder, instruction_set, processor, source_files
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.retention import sealed_plan
 from ..storage.atomic_write import write
@@ -49,25 +47,15 @@ BLOCKS = (48, 24, 12, 8, 4)
 """The numbers of blocks per round that are tried. With them, two, four or eight workers end at the same time."""
 GPU_BLOCKS = (16, 8, 4, 2, 1)
 """The same on a GPU, which needs many clients at once to be busy, and which few workers share."""
+_ENGINE = Path(__file__).parents[1]
 MEASURED_SOURCES = (
     *source_files(),
-    *(
-        Path(__file__).parents[1] / name
-        for name in (
-            "kernels/operators.py",
-            "kernels/fused_chain.py",
-            "kernels/block_convolutions.py",
-            "kernels/channels_last.py",
-            "clients/local_training.py",
-            "planning/as_written.py",
-            "planning/kernel_proof.py",
-        )
-    ),
+    *sorted((_ENGINE / "kernels").glob("*.py")),
+    _ENGINE / "clients/local_training.py",
+    _ENGINE / "planning/as_written.py",
+    _ENGINE / "planning/kernel_proof.py",
 )
 """The files that compute a client's result. When one of them changes, earlier measurements no longer hold."""
-
-KERNELS = re.compile(r"torch|channels_last|native|chain|graph|(torch|graph)\+products:\d+(,\d+)*")
-"""The names of the kernels in a plan."""
 
 Measure = Callable[[RunSpec, Split, list[ExecutionPlan]], dict[ExecutionPlan, float]]
 """(run specification, data, candidates) -> seconds per client for each candidate that ran."""
@@ -92,12 +80,13 @@ def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[R
         plan, how = measured_plan(run_spec, split, measure)
     plan, how = in_blocks_or_alone(run_spec, split, plan, how)
     plan, how = prove_or_fall_back(run_spec, split, plan, how)
-    write_plan(run_spec.with_plan(plan), how)
-    if run_spec.missing_kernels and plan.kernels == "torch":
+    run_spec = run_spec.with_plan(plan)
+    write_plan(run_spec, how)
+    kernels = run_spec.kernels
+    if run_spec.missing_kernels and not kernels.compiled:
         how += f"; no compiled kernels, which not every machine can have: {run_spec.missing_kernels[0]}"
-    proven_kernels = kernel_identity(plan.kernels) if plan.kernels in COMPILED else None
     text = f"plan: blocks of {plan.block} clients, {plan.kernels} kernels ({how})"
-    return run_spec.with_plan(plan, proven_kernels), text
+    return run_spec.with_plan(plan, kernel_identity(kernels) if kernels.needs_proof else None), text
 
 
 def write_plan(run_spec: RunSpec, how: str) -> None:
@@ -107,7 +96,7 @@ def write_plan(run_spec: RunSpec, how: str) -> None:
     file = Path(run_spec.directory) / "plan.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        compiled_for = {"compiled_for": instruction_set()} if run_spec.kernels in COMPILED else {}
+        compiled_for = {"compiled_for": instruction_set()} if run_spec.kernels.compiled else {}
         write(file, json.dumps({**run_spec.plan_for_checkpoint(), **compiled_for, "how": how}) + "\n")
     except OSError as error:
         raise ConfigError(f"{file} cannot be written ({error.strerror or error}); make room for it") from error
@@ -156,7 +145,7 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
     kernels fail on the same data, the run takes them in any case, so that it fails as it would with torch alone.
     """
     engine = run_spec.experiment.engine
-    error = disproof(run_spec, split, plan.kernels) if plan.kernels in COMPILED else None
+    error = disproof(run_spec, split, run_spec.kernels_named(plan.kernels))
     if error is not None:
         if not error.torch_fails and engine.kernels != "auto":
             raise ConfigError(
@@ -173,16 +162,19 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
     return plan, "; ".join([how, *reasons])
 
 
-def disproof(run_spec: RunSpec, split: Split, kernels: str) -> Disagreement | None:
+def disproof(run_spec: RunSpec, split: Split, kernels: Kernels) -> Disagreement | None:
     """Why kernels must not be used on this run's data, None if they are proven. Each kind is tried once."""
-    if kernels not in run_spec.proofs:
-        run_spec.proofs[kernels] = None
+    if not kernels.needs_proof:
+        return None
+    name = str(kernels)
+    if name not in run_spec.proofs:
+        run_spec.proofs[name] = None
         try:
             data = ProofData(split.train, split.client_index, split.test)
             prove(run_spec, data, kernels, blocks=trains_in_blocks(run_spec, split))
         except Disagreement as error:
-            run_spec.proofs[kernels] = error
-    return run_spec.proofs[kernels]
+            run_spec.proofs[name] = error
+    return run_spec.proofs[name]
 
 
 def recorded_plan(run_spec: RunSpec, file: Path | None) -> tuple[ExecutionPlan | None, str]:
@@ -193,11 +185,11 @@ def recorded_plan(run_spec: RunSpec, file: Path | None) -> tuple[ExecutionPlan |
     sealed = sealed_plan(run_spec)
     if sealed is None:
         return None, "plan: no checkpoint says how the run began"
-    plan = parse_plan(sealed)
+    plan = parse_plan(run_spec, sealed)
     if file is None:
         return plan, "as the run began"
     try:
-        wrong = "" if read_plan(file) == plan else "said otherwise"
+        wrong = "" if read_plan(run_spec, file) == plan else "said otherwise"
     except ConfigError:
         wrong = "was damaged" if file.exists() else "was missing"
     return plan, f"as the run began{f'; plan.json {wrong} and is restored from the checkpoint' if wrong else ''}"
@@ -209,13 +201,13 @@ def asks_for_kernels(run_spec: RunSpec, split: Split) -> bool:
         run_spec.experiment.engine.kernels == "auto"
         and not run_spec.resume
         and worth_measuring(run_spec, split)
-        and has_native(run_spec)
+        and any(kernels.compiled and kernels.is_promising(run_spec) for kernels in all_kernels(run_spec))
     )
 
 
 def plan_by_rule(run_spec: RunSpec) -> ExecutionPlan:
     """The plan in the configuration; a rule sets what the configuration leaves open."""
-    return ExecutionPlan(run_spec.block(run_spec.initial_model().flat.numel()), run_spec.kernels)
+    return ExecutionPlan(run_spec.block(run_spec.initial_model().flat.numel()), str(run_spec.kernels))
 
 
 def worth_measuring(run_spec: RunSpec, split: Split) -> bool:
@@ -236,9 +228,11 @@ def measured_plan(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[Ex
     key = measurement_key(run_spec, split)
     file = cache_folder() / "paths" / f"{sha256_of_json(key)[:32]}.json"
     if file.is_file():
-        return read_plan(file), "measured before"
+        return read_plan(run_spec, file), "measured before"
     with one_at_a_time(file):
-        return (read_plan(file), "measured before") if file.is_file() else new_plan(run_spec, split, measure, key, file)
+        if file.is_file():
+            return read_plan(run_spec, file), "measured before"
+        return new_plan(run_spec, split, measure, key, file)
 
 
 @contextmanager
@@ -267,7 +261,7 @@ def new_plan(
     measured = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
     try:
         publish_once(file, {**plan._asdict(), "measured": measured, "of": key})
-        plan = read_plan(file)  # another process may have been first
+        plan = read_plan(run_spec, file)  # another process may have been first
     except OSError as error:
         return plan, f"measured, but not stored: {error}"
     return plan, f"measured, ms per client: {measured}"
@@ -276,67 +270,45 @@ def new_plan(
 def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionPlan]:
     """The plans to measure: small blocks first, and for each block torch's kernels first.
 
-    With a split, other kernels than torch's are candidates only if they are proven on it. Channels come last only for
-    clients that train alone, and graphs are for blocks unless the configuration says otherwise.
+    With a split, kernels that need a proof are candidates only if they are proven on it.
     """
     engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
-    on_gpu = run_spec.device.type == "cuda"
-    numbers = GPU_BLOCKS if on_gpu else BLOCKS
+    numbers = GPU_BLOCKS if run_spec.device.type == "cuda" else BLOCKS
     blocks = sorted({1, *(-(-cohort // number) for number in numbers)}) if engine.block == "auto" else [engine.block]
-    if not engine.vectorise or engine.kernels == CHANNELS_LAST:
+    kinds = [run_spec.kernels] if engine.kernels != "auto" else kernels_to_try(run_spec, split)
+    if not engine.vectorise:
         blocks = blocks[:1]
     elif len(blocks) > 1 and split is not None and why_not_blocks(run_spec, split):
         blocks = [1]
-    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own_kernels(run_spec, split)]
-    if on_gpu and engine.kernels == "auto":
-        names.append("graph")
-    plans = [ExecutionPlan(block, name) for block in blocks for name in names]
-    if engine.kernels != "auto":
-        return plans
-    return [plan for plan in plans if plan.kernels != ("graph" if plan.block == 1 else CHANNELS_LAST)]
+    return [ExecutionPlan(block, str(kernels)) for block in blocks for kernels in kinds if kernels.suits(block)]
 
 
-def own_kernels(run_spec: RunSpec, split: Split | None = None) -> list[str]:
-    """The kernels beside torch's that may be used on a processor: chain if it can compute the workload's loss, else
-    native, and images with their channels last if the model may have images.
-
-    With a split, only kernels that are proven on it.
-    """
-    if not has_native(run_spec):
-        return []
-    reason = why_no_chain(run_spec)
-    if reason and split is not None:
-        run_spec.proofs["chain"] = Disagreement(reason)
-    names = [*[CHANNELS_LAST] * may_convolve(run_spec), "native"] if reason else ["chain"]
-    return [name for name in names if split is None or disproof(run_spec, split, name) is None]
+def all_kernels(run_spec: RunSpec) -> list[Kernels]:
+    """All kinds of kernels, in the order of their table."""
+    return [run_spec.kernels_named(name) for name in run_spec.registry.tables["KERNELS"]]
 
 
-def may_convolve(run_spec: RunSpec) -> bool:
-    """Whether the loss may convolve images, as the model has a tensor (O, I, k, l)."""
-    frozen = (tensor.shape for tensor in run_spec.frozen.values())
-    return any(len(shape) == 4 for shape in (*run_spec.layout.shapes, *frozen))
+def kernels_to_try(run_spec: RunSpec, split: Split | None = None) -> list[Kernels]:
+    """The kernels that a measurement may choose. With a split, only those that need no proof or are proven on it; why
+    promising ones cannot be had is then among the proofs of the run."""
+    found: list[Kernels] = []
+    for kernels in all_kernels(run_spec):
+        if not kernels.is_promising(run_spec) or (kernels.compiled and run_spec.missing_kernels):
+            continue
+        if not (why := why_not(run_spec, kernels)):
+            found.append(kernels)
+        elif split is not None:
+            run_spec.proofs[str(kernels)] = Disagreement(f"they are {why}")
+    replaced = {name for kernels in found for name in kernels.instead_of}
+    kept = [kernels for kernels in found if kernels.name not in replaced]
+    return [kernels for kernels in kept if split is None or disproof(run_spec, split, kernels) is None]
 
 
-def why_no_chain(run_spec: RunSpec) -> str:
-    """Why the chain cannot compute the workload's loss, "" if it can; nothing is proven here."""
-    if run_spec.precision is not None:
-        return f"engine.precision={run_spec.experiment.engine.precision}"
-    if build_sampler(run_spec).needs_rms:
-        return "federation.sampler needs the losses of single examples"
-    try:
-        chain_from(run_spec.workload, run_spec.initial_model().layout)
-    except NotAChain as error:
-        return str(error)
-    return ""
-
-
-def has_native(run_spec: RunSpec) -> bool:
-    """Whether all machines of the run can have compiled kernels, and device and dtype fit them."""
-    try:
-        fits = run_spec.device.type == "cpu" and run_spec.dtype == torch.float32 and not run_spec.missing_kernels
-        return fits and library() is not None
-    except NoKernels:
-        return False
+def why_not(run_spec: RunSpec, kernels: Kernels) -> str:
+    """Why a run cannot have kernels, "" if it can, see `Kernels.why_not`; nothing is proven here."""
+    if not kernels.single_losses and build_sampler(run_spec).needs_rms:
+        return "without losses of single examples, which federation.sampler needs"
+    return kernels.why_not(run_spec)
 
 
 def quickest(seconds: dict[ExecutionPlan, float]) -> ExecutionPlan | None:
@@ -355,6 +327,7 @@ def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:
     alone = may_vectorise(run_spec, split) and why_not_blocks(run_spec, split) != ""
     layout, vectorise = run_spec.layout, engine.vectorise and not alone
     frozen = {name: list(tensor.shape) for name, tensor in run_spec.frozen.items()}
+    names = list(map(str, kernels_to_try(run_spec, split)))
     return {
         "model": [list(layout.names), [list(shape) for shape in layout.shapes], *([frozen] if frozen else [])],
         "columns": {name: [str(c.dtype), list(c.shape[1:])] for name, c in split.train.items()},
@@ -363,7 +336,7 @@ def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:
         "local": federation.local.model_dump(),
         "cohort": federation.cohort,
         "engine": [engine.block, engine.kernels, vectorise, engine.threads, engine.dtype, engine.precision],
-        "device": [run_spec.device.type, processor(), torch.__version__, own_kernels(run_spec, split), *gpu(run_spec)],
+        "device": [run_spec.device.type, processor(), torch.__version__, names, *gpu(run_spec)],
         "source": sha256(source.read_bytes() for source in MEASURED_SOURCES),
     }
 
@@ -385,19 +358,20 @@ def without_numbers(value: Any) -> Any:
     return value if isinstance(value, str) else type(value).__name__
 
 
-def read_plan(file: Path) -> ExecutionPlan:
+def read_plan(run_spec: RunSpec, file: Path) -> ExecutionPlan:
     """The plan in a file of the cache, or in plan.json. Raises ConfigError if the file is damaged."""
     try:
-        return parse_plan(json.loads(read_text(file)))
+        return parse_plan(run_spec, json.loads(read_text(file)))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{file} is damaged ({error}); remove it, and it is measured anew") from error
 
 
-def parse_plan(found: dict[str, Any]) -> ExecutionPlan:
-    """The plan in parsed JSON. Raises ValueError, KeyError or TypeError if it is not a plan."""
+def parse_plan(run_spec: RunSpec, found: dict[str, Any]) -> ExecutionPlan:
+    """The plan in parsed JSON. Raises ValueError, KeyError or TypeError if it is not a plan for this run."""
     plan = ExecutionPlan(found["block"], found["kernels"])
-    if type(plan.block) is not int or plan.block < 1 or not KERNELS.fullmatch(plan.kernels):
-        raise ValueError(f"it says {plan.block!r} clients and {plan.kernels!r} kernels")
+    if type(plan.block) is not int or plan.block < 1:
+        raise ValueError(f"it says {plan.block!r} clients")
+    run_spec.kernels_named(plan.kernels)
     return plan
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,10 +43,11 @@ from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts import sampling
 from ..errors import RAISED_BY_USERS, type_and_first_line
-from ..kernels.channels_last import CHANNELS_LAST, channels_last
-from ..kernels.fused_chain import NotAChain, RowInputs, chain_from
-from ..kernels.library import COMPILED, NoKernels, library
-from ..kernels.operators import AT_ONCE, add_up, iterated, kernels, matrices_of
+from ..kernels.contract import Kernels
+from ..kernels.fused_chain import RowInputs
+from ..kernels.library import NoKernels, library
+from ..kernels.operators import AT_ONCE, add_up, iterated, matrices_of
+from ..kernels.torchs import Torch
 from ..run_spec import RunSpec
 from .as_written import FACTOR, ROUNDINGS, Forms, may_be_ragged, padded_to
 
@@ -93,9 +95,9 @@ class ProofData(NamedTuple):
     test: Any = None
 
 
-def kernel_identity(kernels: str) -> str:
+def kernel_identity(kernels: Kernels) -> str:
     """The library of compiled kernels, torch version and instruction set that a proof of these kernels holds for."""
-    file = Path(library()._name).name if kernels in COMPILED else "torch"
+    file = Path(library()._name).name if kernels.compiled else "torch"
     return f"{file} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -104,16 +106,17 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
 
     The proof is repeated only if this machine has another library, torch version or instruction set than the driver.
     """
-    if run_spec.kernels in COMPILED and run_spec.proven_kernels != kernel_identity(run_spec.kernels):
+    kernels = run_spec.kernels
+    if kernels.needs_proof and run_spec.proven_kernels != kernel_identity(kernels):
         try:
             blocks = run_spec.execution_plan is None or run_spec.execution_plan.block > 1
-            prove(run_spec, ProofData(data.train, data.client_index, data.test), run_spec.kernels, blocks)
+            prove(run_spec, ProofData(data.train, data.client_index, data.test), kernels, blocks)
         except Disagreement as error:
-            raise NoKernels(f"{run_spec.kernels} kernels do not compute here what torch's compute: {error}") from error
+            raise NoKernels(f"{kernels} kernels do not compute here what torch's compute: {error}") from error
 
 
-def prove(run_spec: RunSpec, given: ProofData, kernels: str, blocks: bool = True) -> None:
-    """Raise Disagreement unless the kernels, one of COMPILED, compute what torch computes on this run's data. blocks:
+def prove(run_spec: RunSpec, given: ProofData, kernels: Kernels, blocks: bool = True) -> None:
+    """Raise Disagreement unless the kernels compute what torch computes on this run's data. blocks:
     whether the run may train clients in blocks under vmap."""
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
@@ -142,27 +145,22 @@ class Proof:
     blocks are compared.
     """
 
-    def __init__(self, run_spec: RunSpec, given: ProofData, kernels: str, blocks: bool = True) -> None:
+    def __init__(self, run_spec: RunSpec, given: ProofData, kernels: Kernels, blocks: bool = True) -> None:
         self.run_spec, self.given, self.kernels = run_spec, given, kernels
         self.blocks = blocks and run_spec.experiment.engine.vectorise
         self.x = run_spec.initial_model()
         method = run_spec.method()
-        if kernels == "chain":
-            try:
-                chain_from(run_spec.workload, self.x.layout)
-            except NotAChain as error:
-                raise Disagreement(str(error)) from error
-        self.torchs = self.trainer(method, "torch")
+        self.torchs = self.trainer(method, Torch())
         self.wide = Forms(run_spec, torch.float64)
         self.own = self.trainer(method, kernels)
 
-    def trainer(self, method: Algorithm, kernels: str) -> LocalTrainer:
+    def trainer(self, method: Algorithm, kernels: Kernels) -> LocalTrainer:
         """A trainer of the run's clients."""
         spec = self.run_spec
         return LocalTrainer(method, spec.workload, self.x, kernels, spec.precision, frozen=spec.frozen)
 
     def run(self) -> None:
-        if self.kernels in COMPILED:
+        if self.kernels.compiled:
             self.streams()
             check_sums(self.x.flat.numel())
         batches = self.batches()
@@ -173,7 +171,7 @@ class Proof:
         for number, pair in enumerate(batches):
             if number == 0 or any(map(is_padded, pair)):
                 self.descent(next(self.points()), pair)
-        if self.kernels in COMPILED:
+        if self.kernels.compiled:
             self.orthogonalised(batches[0][0])
 
     # --- what is compared -----------------------------------------------------------------------------------------
@@ -218,7 +216,7 @@ class Proof:
     @property
     def fewer(self) -> int:
         """The number of examples to which batches are cut."""
-        fewest = FEWEST_FOR_A_CHAIN if self.kernels == "chain" else FEWEST_EXAMPLES
+        fewest = FEWEST_EXAMPLES if self.own.chain is None else FEWEST_FOR_A_CHAIN
         return max(fewest, COMPARED_NUMBERS // max(self.x.flat.numel(), 1))
 
     @functools.cached_property
@@ -276,7 +274,7 @@ class Proof:
 
     def whole_batch(self) -> None:
         """Compare a batch that is not cut."""
-        if self.kernels == "chain" and self.drawn.rows.shape[-1] > self.fewer:
+        if self.own.chain is not None and self.drawn.rows.shape[-1] > self.fewer:
             _, point, _ = self.points()
             batch = without_padding(self.batch(0, 0))
             self.compare("by a whole batch", point, batch, lambda model: self.alone(model, batch))
@@ -284,16 +282,15 @@ class Proof:
     def alone(self, point: Tensor, batch: Batch) -> list[Gradients]:
         """Of a client alone by the kernels, in each of the ways in which a step computes it."""
         found = [self.by_own(lambda: loss_gradient(self.own, point, self.x.layout, batch))]
-        if self.kernels == CHANNELS_LAST and self.run_spec.precision is None:
-            found.append(self.by_own(lambda: self.in_layout(point, batch)))
+        views = Tree(point, self.x.layout).views()
+        leaves = [self.kernels.arranged(view) for view in views]
+        if self.run_spec.precision is None and any(a is not b for a, b in zip(views, leaves, strict=True)):
+            found.append(self.by_own(lambda: self.in_place(leaves, batch)))
         return found
 
-    def in_layout(self, point: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(gradient (P,), loss ()) where the tensors of the model have their channels last from the beginning, as in
-        steps in place."""
-        layout = self.x.layout
-        leaves = [channels_last(leaf) for leaf in Tree(point, layout).views()]
-        gradients, loss = self.own.gradients_of(layout.names, leaves, batch)
+    def in_place(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """(gradient (P,), loss ()) at the tensors of a model as they are arranged in steps in place."""
+        gradients, loss = self.own.gradients_of(self.x.layout.names, leaves, batch)
         return torch.cat([gradient.reshape(-1) for gradient in gradients]), loss
 
     def block(self, point: Tensor, pair: tuple[Batch, Batch]) -> tuple[Tensor, Tensor] | None:
@@ -431,7 +428,7 @@ class Proof:
         workload = self.run_spec.workload
 
         def report(point: Tensor, own: bool = False) -> dict[str, Tensor]:
-            with kernels(self.kernels if own else "torch"), evaluating():
+            with self.kernels.around_losses() if own else nullcontext(), evaluating():
                 frozen = (self.wide.trainer if point.dtype == torch.float64 else self.own).frozen
                 return workload.report({**dict(Tree(point, self.x.layout).items()), **frozen}, batch)
 
@@ -502,7 +499,7 @@ class Proof:
     def trial(self, round: int, batch: Batch, asked_for: AskedFor) -> None:
         """One step of a client with torch's kernels. `asked_for`: what other kernels are asked for."""
         method = self.run_spec.method(round)
-        trainer = self.trainer(method, "torch")
+        trainer = self.trainer(method, Torch())
         public = method.unpack(method.broadcast(method.server_init(self.x)))
         token = FASTER.set(asked_for)
         try:
@@ -657,7 +654,7 @@ def check_sums(size: int) -> None:
     for count in range(1, AT_ONCE + 1):
         for more in (False, True):
             totals = [torch.ones(len(parts[0]), dtype=torch.float64) / 3 for _ in range(2)]
-            for total, name in zip(totals, ("torch", "native"), strict=True):
-                add_up(total, parts[:count], more, name)
+            for total, compiled in zip(totals, (False, True), strict=True):
+                add_up(total, parts[:count], more, compiled)
             if not torch.equal(*totals):
                 raise Disagreement(f"the sum of {count} messages is not torch's")

@@ -340,7 +340,7 @@ class Trial:
         """What runs the local steps of clients, with torch's kernels."""
         try:
             spec = self.run_spec
-            return LocalTrainer(self.algorithm, spec.workload, self.x, "torch", spec.precision, frozen=spec.frozen)
+            return LocalTrainer(self.algorithm, spec.workload, self.x, precision=spec.precision, frozen=spec.frozen)
         except RAISED_BY_USERS as error:
             raise CodeRaised from error
 

@@ -65,15 +65,15 @@ class Accumulator:
         state_spec: StateSpec,
         cuts: Sequence[int],
         updates: np.ndarray | None = None,
-        kernels: str = "torch",
+        compiled: bool = False,
         allocate: Allocator = empty,
         device: torch.device = CPU,
     ) -> None:
         """cuts: the ends of the blocks. updates: (c,) the number of the update that uses each client's message,
-        negative where none does; None where one update uses all of them. allocate: provides memory of the processor.
-        There, it holds the sums at the end, unless they are the sums of blocks that ran at once. device: of the
-        messages."""
-        self.updates, self.kernels, self.device, self.allocate = updates, kernels, device, allocate
+        negative where none does; None where one update uses all of them. compiled: whether the compiled library adds.
+        allocate: provides memory of the processor. There, it holds the sums at the end, unless they are the sums of
+        blocks that ran at once. device: of the messages."""
+        self.updates, self.compiled, self.device, self.allocate = updates, compiled, device, allocate
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
         self.weighted = state_spec.weighted  # for each leaf: whether it is averaged with the clients' weights
         self.block_count, self.block, self.place = len(cuts), 0, 0  # the current block, the next client
@@ -182,7 +182,7 @@ class Accumulator:
         neighbour = neighbour or None  # [] stands for blocks without clients
         total = neighbour or self._memory()
         for leaf, *parts in zip(total, *self.lone, strict=True):
-            add_up(leaf, parts, neighbour is not None, self.kernels)
+            add_up(leaf, parts, neighbour is not None, self.compiled)
         self.lone = []
         self.joined.put(at, [] if neighbour else total)
 

@@ -20,8 +20,8 @@ from ..cohorts.samplers import Sampler
 from ..config.conflicts import Conflict, refuse
 from ..config.schema import Asynchronous, Experiment, Pace, is_set
 from ..fleet.planner import build_sampler
+from ..kernels.library import NoKernels
 from ..method_form.state_spec import StateSpec
-from ..planning.execution_plan import why_no_chain
 from ..run_spec import RunSpec
 
 
@@ -119,9 +119,9 @@ AGGREGATION = rows(
 # --- samplers and weights ---------------------------------------------------------------------------------------------
 SAMPLING = rows(
     (
-        *("engine.kernels", "federation.sampler", "chain has no losses of single examples, which the sampler needs"),
+        *("engine.kernels", "federation.sampler", "they give no losses of single examples, which the sampler needs"),
         "choose auto, native or torch, or utility: mean",
-        lambda b: b.experiment.engine.kernels == "chain" and b.sampler.needs_rms,
+        lambda b: not b.run_spec.kernels.single_losses and b.sampler.needs_rms,
     ),
     (
         *("federation.pace.least", "federation.cohort", "no round uses so many clients", "lower it"),
@@ -225,6 +225,16 @@ ASYNCHRONOUS = rows(
     ),
 )
 
+
+def why_no_kernels(built: Built) -> str:
+    """Why the run cannot have the kernels that it names, "" if it can."""
+    try:
+        why = built.run_spec.kernels.why_not(built.run_spec)
+    except NoKernels as error:
+        return str(error)
+    return f"they are {why}" if why else ""
+
+
 # --- kernels and numbers ----------------------------------------------------------------------------------------------
 ENGINE = rows(
     (
@@ -235,9 +245,8 @@ ENGINE = rows(
         ),
     ),
     (
-        *("engine.kernels", "workload", "chain is for cross-entropy of convolutions, ReLU, pooling and linear layers"),
-        "choose native or torch",
-        lambda b: b.experiment.engine.kernels == "chain" and why_no_chain(b.run_spec),
+        *("engine.kernels", "engine.device", "the run cannot have them", "choose torch or auto"),
+        why_no_kernels,
     ),
 )
 

@@ -25,7 +25,6 @@ from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
 from ..fleet.asynchronous import check_pending
 from ..fleet.planner import check_fleet
-from ..kernels.library import COMPILED, NoKernels, library
 from ..memory import is_out_of_memory
 from ..method_form.state_spec import StateSpec
 from ..records.history import Event, History, Record
@@ -86,8 +85,6 @@ def _prepare(
         check_pending(experiment.federation, built.state_spec, engine.pending)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
-    if engine.kernels in COMPILED:
-        check_kernels(run_spec)
     check_device(run_spec)
     return run_spec
 
@@ -123,15 +120,6 @@ def check_privacy(built: Built, x: Tree) -> None:
     privacy.check_method(method, len(run_spec.buffers))
     privacy.check_message(StateSpec(method, x).message)
     privacy.check_spending()
-
-
-def check_kernels(run_spec: RunSpec) -> None:
-    """Raise ConfigError if this machine cannot have the compiled kernels that `engine.kernels` names."""
-    try:
-        library()
-    except NoKernels as error:
-        kernels = run_spec.experiment.engine.kernels
-        raise ConfigError(f"engine.kernels={kernels}: {error}; choose torch") from error
 
 
 def execute(

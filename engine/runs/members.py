@@ -14,7 +14,7 @@ from ..clients.worker import Data
 from ..fleet.planner import build_sampler
 from ..method_form.numbers import form
 from ..planning.data import checked_split, keep_partition
-from ..planning.execution_plan import asks_for_kernels, own_kernels
+from ..planning.execution_plan import asks_for_kernels, kernels_to_try
 from ..rounds.pool import Pool
 from ..run_spec import RunSpec
 from ..state.row_files import StateLayout
@@ -51,7 +51,7 @@ class SharedHost:
         split = self.split(run_spec)
         vars(run_spec)["proofs"] = self.proofs_of(run_spec)
         if asks_for_kernels(run_spec, split):
-            own_kernels(run_spec, split)
+            kernels_to_try(run_spec, split)
 
     def _split(self, run_spec: RunSpec) -> Split:
         """The data of a run, loaded and divided once for all runs with the same data, clients and seed."""

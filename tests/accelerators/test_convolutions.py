@@ -12,7 +12,8 @@ from torch.func import vmap
 
 from fedfleet.engine.api import run
 from fedfleet.engine.kernels import block_convolutions
-from fedfleet.engine.kernels.block_convolutions import Arguments, Products, as_product, parsed, with_products
+from fedfleet.engine.kernels.block_convolutions import Arguments, Products, as_product, with_products
+from fedfleet.engine.kernels.torchs import Graph, Torch
 from fedfleet.engine.planning import convolutions
 from fedfleet.engine.planning.convolutions import agrees, plan_with_products
 from fedfleet.engine.planning.execution_plan import parse_plan
@@ -108,12 +109,13 @@ def test_a_product_that_computes_something_else_is_not_used(monkeypatch):
 
 def test_names_of_kernels():
     assert with_products("graph", [0, 2]) == "graph+products:0,2"
-    assert parsed("graph+products:0,2") == ("graph", {0, 2})
-    assert parsed("chain") == ("chain", frozenset())
-    assert parse_plan({"block": 3, "kernels": "torch+products:10"}) == (3, "torch+products:10")
+    run_spec = RunSpec.of("run", few("scaffold"))
+    assert run_spec.kernels_named("graph+products:0,2") == Graph((0, 2))
+    assert str(Torch((0, 2))) == "torch+products:0,2"
+    assert parse_plan(run_spec, {"block": 3, "kernels": "torch+products:10"}) == (3, "torch+products:10")
     for wrong in ("chain+products:1", "graph+products:", "torch+products:a"):
         with pytest.raises(ValueError, match="kernels"):
-            parse_plan({"block": 3, "kernels": wrong})
+            parse_plan(run_spec, {"block": 3, "kernels": wrong})
 
 
 def test_only_plain_convolutions_of_a_clients_own_weights():

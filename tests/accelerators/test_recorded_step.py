@@ -14,6 +14,7 @@ from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import run
 from fedfleet.engine.clients import local_training, worker
 from fedfleet.engine.kernels.recorded_step import MOST, PROVEN_ROUNDS, StepRecorder
+from fedfleet.engine.kernels.torchs import Graph
 from fedfleet.engine.planning import autotune
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 
@@ -31,11 +32,11 @@ def recorders(monkeypatch):
     """Every trainer's, in the order in which they are made."""
     made: list[StepRecorder] = []
 
-    def recorder(proofs: Any) -> StepRecorder:
+    def recorder(self: Graph, proofs: Any) -> StepRecorder:
         made.append(StepRecorder(record_on_tape, proofs))
         return made[-1]
 
-    monkeypatch.setattr(worker, "StepRecorder", recorder)
+    monkeypatch.setattr(Graph, "recorder", recorder)
     return made
 
 
@@ -47,7 +48,7 @@ def graphs(method: str, workload: Any = None, **sections: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def on_the_processor(monkeypatch):
-    monkeypatch.setattr("fedfleet.engine.runs.launch.check_device", lambda run_spec: None)
+    monkeypatch.setattr(Graph, "why_not", lambda self, run: "")
 
 
 SHORT = ("fedavg", "scaffold", "fedavg_vr", "fedmuon_bc", "diloco", "stem", "fedbat", "ef21_p")

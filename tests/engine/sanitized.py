@@ -18,7 +18,8 @@ from fedfleet.algorithms.parts.orthogonal import SCHEMES, Part, newton_schulz_pl
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.kernels import library
-from fedfleet.engine.kernels.operators import AT_ONCE, Compiled, add_up, kernels
+from fedfleet.engine.kernels.channels_last import LastChannels
+from fedfleet.engine.kernels.operators import AT_ONCE, Compiled, NativeOperators, add_up
 from fedfleet.workloads.client_index import ClientIndex
 
 from .test_channels_last import CONVOLUTIONS
@@ -90,14 +91,14 @@ def singles() -> None:
         def conv(x: Tensor, w: Tensor, b: Tensor, padding: int = padding) -> Tensor:
             return F.conv2d(x, w, b, padding=padding)
 
-        with kernels("native"):
+        with NativeOperators():
             gradients(vmap(conv), *tensors)
             gradients(conv, *(t[0].mT.contiguous().mT if t.ndim > 2 else t[0].expand(outputs) for t in tensors))
             gradients(conv, *(t[0] for t in tensors[:2]), torch.ones(1).expand(outputs))
     for height, width in ((2, 2), (7, 9), (5, 70), (33, 32)):
         x = drawn(2, 3, height, width)
         x[0, 0, 0, 0] = torch.nan
-        with kernels("native"):
+        with NativeOperators():
             gradients(lambda a: F.max_pool2d(a, 2), x)
             gradients(lambda a: F.max_pool2d(a, 2), x.mT.contiguous().mT)
 
@@ -107,7 +108,7 @@ def fused() -> None:
         for value in (0.0, *ODD):
             x = images(*shape)
             x[0, 0, 0, 0] = value
-            with kernels("channels_last"):
+            with LastChannels():
                 gradients(pooled, x, drawn(shape[1]), drawn(shape[1]))
 
 
@@ -116,7 +117,7 @@ def filtered() -> None:
         for value in (0.0, *ODD):
             x, weight = drawn(*x_shape), drawn(*weight_shape)
             x.view(-1)[-1] = value
-            with kernels("channels_last"):
+            with LastChannels():
                 gradients(lambda x, weight, options=options: F.conv2d(x, weight, **options), x, weight)
 
 
@@ -137,7 +138,7 @@ def rest() -> None:
     for size in (1, 15, 16, 17, 1000):
         for count in range(1, AT_ONCE + 1):
             for more in (False, True):
-                add_up(torch.zeros(size, dtype=torch.float64), list(drawn(count, size)), more, "native")
+                add_up(torch.zeros(size, dtype=torch.float64), list(drawn(count, size)), more, True)
     sizes = np.array([1, 2, 5, 16, 17, 40])
     parts = ClientIndex.of([np.arange(size) + sizes[:i].sum() for i, size in enumerate(sizes)])
     for batch in (1, 4, 16, 100):

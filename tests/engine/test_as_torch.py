@@ -572,7 +572,7 @@ def test_chain_kernels_say_that_a_layer_is_frozen(own_kernels):
         module[1].requires_grad_(False)
         return module
 
-    with pytest.raises(ConfigError, match=r"engine.kernels=chain .* 1.weight is frozen"):
+    with pytest.raises(ConfigError, match=r"engine.kernels: .* 1.weight is frozen"):
         prepare(fedavg_of(Given(relu), engine={"kernels": "chain"}), "x")
 
 

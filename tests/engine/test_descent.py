@@ -24,14 +24,17 @@ from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import GATHERED_STEPS, LocalTrainer
-from fedfleet.engine.kernels.fused_chain import Chain
+from fedfleet.engine.kernels.channels_last import ChannelsLast
+from fedfleet.engine.kernels.contract import Kernels
+from fedfleet.engine.kernels.fused_chain import Chain, FusedChain
+from fedfleet.engine.kernels.torchs import Torch
 
 from .setups import run_and_count
 from .test_fused_chain import CHAINS, workload
 from .test_kernels import lenet
 
 TOLERANCE = 2e-5
-KERNELS = "chain", "torch"
+KERNELS = FusedChain(), Torch()
 
 pytestmark = pytest.mark.usefixtures("own_kernels")
 
@@ -67,7 +70,7 @@ class Drawn:
         self.beats += 1
 
 
-def outcome(method: Any, chain: tuple[Any, ...], kernels: str, batches: Drawn, steps: int) -> Any:
+def outcome(method: Any, chain: tuple[Any, ...], kernels: Kernels, batches: Drawn, steps: int) -> Any:
     made = workload(*chain)
     x = Tree.of(made.init(3))
     server = method.server_init(x)
@@ -110,7 +113,7 @@ class OneByOne(Sgd):
 
 
 @pytest.mark.parametrize("steps", [1, GATHERED_STEPS + 3])
-@pytest.mark.parametrize(("chain", "kernels"), [("mlp", "torch"), ("pooled first", "channels_last")])
+@pytest.mark.parametrize(("chain", "kernels"), [("mlp", Torch()), ("pooled first", ChannelsLast())])
 def test_in_place_has_the_bits_of_step_by_step(chain, kernels, steps):
     batches = [Drawn(CHAINS[chain][0], steps, True) for _ in range(2)]
     rules = Sgd(0.05), OneByOne(0.05)
@@ -122,7 +125,7 @@ def test_in_place_has_the_bits_of_step_by_step(chain, kernels, steps):
     assert torch.equal(one.loss, other.loss)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", KERNELS, ids=str)
 @pytest.mark.parametrize("method", [fedavg(Sgd(0.1)), scaffold(Sgd(0.1))], ids=["fedavg", "scaffold"])
 def test_nothing_of_the_server_or_the_client_is_written_to(method, kernels):
     made = workload(*CHAINS["mlp"])
@@ -178,7 +181,7 @@ def test_a_label_that_is_no_class_is_told():
     batches = Drawn(CHAINS["mlp"][0], 3, False)
     batches.label[2, 1] = 7
     with pytest.raises(IndexError, match="out of bounds: classes 0 … 6"):
-        outcome(fedavg(Sgd(0.1)), CHAINS["mlp"], "chain", batches, 3)
+        outcome(fedavg(Sgd(0.1)), CHAINS["mlp"], FusedChain(), batches, 3)
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ import torch
 from fedfleet.engine import resume, run
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.kernels import library
+from fedfleet.engine.kernels import library, operators
 from fedfleet.engine.kernels.library import NoKernels
 from fedfleet.engine.planning import autotune, execution_plan
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         library.library()  # else each thread of a test would build it in the folder below
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        execution_plan, "library", lambda: True
+        operators, "library", lambda: True
     )  # kernels are built in another test, and the networks here have no convolution
     monkeypatch.setattr(execution_plan, "WORTH", 0)
     return tmp_path / "cache"

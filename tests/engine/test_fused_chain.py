@@ -19,7 +19,7 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.kernels.fused_chain import Chain, RowInputs, chain_or_none
+from fedfleet.engine.kernels.fused_chain import Chain, FusedChain, RowInputs, chain_or_none
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.partitions.standard import Iid
@@ -95,9 +95,9 @@ with torch.random.fork_rng():
 def both(made: Classification) -> tuple[Tree, LocalTrainer, LocalTrainer]:
     x = Tree.of(made.init(3))
     method = fedavg()
-    own = LocalTrainer(method, made, x, "chain")
+    own = LocalTrainer(method, made, x, FusedChain())
     assert own.chain is not None
-    return x, LocalTrainer(method, made, x, "torch"), own
+    return x, LocalTrainer(method, made, x), own
 
 
 def batch_of(made: Classification, clients: int, examples: int, weighted: bool = False) -> dict[str, torch.Tensor]:
@@ -390,7 +390,7 @@ def test_a_run_by_chain_is_the_run_by_torch(ray_here, monkeypatch):
     [({"precision": "bfloat16"}, "precision=same"), ({"dtype": "float64"}, "float32 on processors")],
 )
 def test_where_it_cannot_be_had(change, sentence):
-    with pytest.raises(ConfigError, match=f"engine.kernels=chain.*{sentence}.*choose"):
+    with pytest.raises(ConfigError, match=f"engine.kernels: .*{sentence}.*choose"):
         prepare(lenet(kernels="chain", **change), "run")
 
 
@@ -398,5 +398,5 @@ def test_a_network_that_is_no_chain_is_told():
     other = digits("fedavg", STEPS, kernels="chain").model_copy(
         update={"workload": {"name": "regularised", "of": "digits"}}
     )
-    with pytest.raises(ConfigError, match=r"engine.kernels: chain is for .*choose"):
+    with pytest.raises(ConfigError, match=r"engine.kernels: .*they are for cross-entropy .*choose"):
         prepare(other, "run")

@@ -135,7 +135,7 @@ def test_stragglers_are_told(monkeypatch):
 
 
 def test_chains_have_no_losses_of_single_examples():
-    message = "engine.kernels: chain has no losses of single examples, which the sampler needs"
+    message = "engine.kernels: they give no losses of single examples, which the sampler needs"
     with pytest.raises(ConfigError, match=re.escape(message)):
         prepare(with_oort(0.1, kernels="chain"), "test")
     assert not Registry().build("SAMPLERS", {"name": "oort", "utility": "mean"}, "federation.sampler").needs_rms

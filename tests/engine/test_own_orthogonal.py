@@ -17,7 +17,7 @@ from fedfleet.algorithms.parts.rules import Momentum, Sgd
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.kernels import operators
-from fedfleet.engine.kernels.operators import method_kernels
+from fedfleet.engine.kernels.operators import Native
 
 from .test_kernels import lenet
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("own_kernels")
 def test_iterations_are_torchs(shape, scheme, iterations):
     m = torch.randn(3, *shape, generator=torch.Generator().manual_seed(sum(shape)))
     expected = newton_schulz(m.double(), scheme, iterations)
-    with method_kernels("native"):
+    with Native().around_steps():
         alone = torch.stack([newton_schulz(one, scheme, iterations) for one in m])
         block = vmap(lambda one: newton_schulz(one, scheme, iterations))(m)
     for own in (alone, block):
@@ -108,7 +108,7 @@ def test_rounding_errors_are_those_of_the_arithmetic(shape, scheme, dtype, unit,
         m = of_kind(kind, *shape)
         tall = m.shape[0] > m.shape[1]
         for iterations, (exact, *others) in with_rounding(m.mT if tall else m, scheme, (1, 2, 5, 10), unit).items():
-            with method_kernels("native"):
+            with Native().around_steps():
                 own = newton_schulz(m, scheme, iterations, dtype)
             error = float(((own.mT if tall else own) - exact).norm())
             assert error < times * max(float((other - exact).norm()) for other in others), (kind, iterations)
@@ -133,7 +133,7 @@ def test_they_are_used_inside_only_and_for_matrices_in_float32_only(compiled):
     m = torch.randn(20, 31)
     expected = newton_schulz(m, "jordan", 5)
     assert compiled == []
-    with method_kernels("native"):
+    with Native().around_steps():
         newton_schulz(m, "jordan", 5)
         assert compiled == [True]
         assert torch.equal(
@@ -160,7 +160,7 @@ def test_numbers_below_the_smallest_normal_one_take_no_longer_and_stay_torchs_ou
             times.append(time.process_time() - began)
         return min(times)
 
-    with method_kernels("native"):
+    with Native().around_steps():
         own = newton_schulz(tiny, "classic", 5)
         assert seconds(tiny) < 3 * seconds(m)
     assert float((own - expected).abs().max() / expected.abs().max()) < TOLERANCE["classic"]
@@ -194,7 +194,7 @@ def test_a_step_in_one_call_is_the_step(options, dtype, monkeypatch):
     calls = []
     found = operators.Compiled.step
     monkeypatch.setattr(operators.Compiled, "step", lambda *given: calls.append(given) or found(*given))
-    with method_kernels("native"):
+    with Native().around_steps():
         own, _ = rule.step(y, v, rule.init(y))
     assert len(calls) == 1
     for name, leaf in expected.items():
@@ -228,7 +228,7 @@ class Doubled(NewtonSchulz):
 def test_other_steps_are_not_taken_in_one_call(rule):
     y, v = tree(*some_leaves(0)[:6]), tree(*some_leaves(1)[:6])
     expected, _ = rule.step(y, v, rule.init(y))
-    with method_kernels("native"):
+    with Native().around_steps():
         own, _ = rule.step(y, v, rule.init(y))
     for name, leaf in expected.items():
         if leaf.numel():
@@ -239,7 +239,7 @@ def test_matrices_that_fill_no_cache_are_torchs(monkeypatch, compiled):
     m = torch.randn(20, 31)
     expected = newton_schulz(m, "jordan", 5)
     monkeypatch.setattr(operators, "LARGEST_MATRIX", m.numel() - 1)
-    with method_kernels("native"):
+    with Native().around_steps():
         assert torch.equal(newton_schulz(m, "jordan", 5), expected)
     assert compiled == [False]
 

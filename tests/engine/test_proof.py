@@ -24,7 +24,9 @@ from fedfleet.engine.config import schema
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import library
-from fedfleet.engine.kernels.fused_chain import Chain, NotAChain, chain_from
+from fedfleet.engine.kernels.channels_last import ChannelsLast
+from fedfleet.engine.kernels.fused_chain import Chain, FusedChain, NotAChain, chain_from
+from fedfleet.engine.kernels.operators import Native
 from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.state.row_files import StateLayout
@@ -201,7 +203,7 @@ def test_what_is_no_chain_is_trained_as_torch_trains_it_and_the_run_says_why(mak
     assert "chain kernels refused: " in line
     assert "chain kernels refused: " in kept["how"]
     assert "\n" not in line
-    with pytest.raises(ConfigError, match=r"^engine\.kernels=chain .*; choose "):
+    with pytest.raises(ConfigError, match=r"^engine\.kernels.*; choose "):
         run(experiment(workload, kernels="chain"))
 
 
@@ -241,7 +243,7 @@ def test_columns_of_another_size_than_declared_are_refused():
 
     workload = Small(Built(plain), Iid())
     texts = []
-    for kernels in ("torch", "chain"):
+    for kernels in ("torch", FusedChain()):
         with pytest.raises(Exception, match="16") as error:
             run(experiment(workload, kernels=kernels))
         texts.append((type(error.value), str(error.value).split(" failed on ")[0]))
@@ -292,7 +294,7 @@ def test_padding_that_is_passed_over_otherwise_is_found_out(monkeypatch: pytest.
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
     given = kernel_proof.ProofData(split.train, split.client_index)
-    kernel_proof.prove(run_spec, given, "native")
+    kernel_proof.prove(run_spec, given, Native())
     right, calls = PackedTanh.backward, []
 
     def wrong(ctx: Any, *grads: Tensor) -> Any:
@@ -302,8 +304,46 @@ def test_padding_that_is_passed_over_otherwise_is_found_out(monkeypatch: pytest.
 
     monkeypatch.setattr(PackedTanh, "backward", staticmethod(wrong))
     with pytest.raises(kernel_proof.Disagreement, match=r"weight_hh_l.* off torch's"):
-        kernel_proof.prove(run_spec, given, "native")
+        kernel_proof.prove(run_spec, given, Native())
     assert calls
+
+
+PLUGIN = """
+from fedfleet.engine.kernels.contract import Kernels
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+class Longer(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * FACTOR if func is F.linear else result
+
+class Own(Kernels):
+    name = "own"
+
+    def around_losses(self):
+        return Longer()
+
+KERNELS = {"own": Own}
+"""
+
+
+@pytest.mark.usefixtures("worth")
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_kernels_of_a_plugin_are_chosen_only_if_they_are_proven(factor: float, tmp_path: Path):
+    plugin = tmp_path / "own.py"
+    plugin.write_text(PLUGIN.replace("FACTOR", str(factor)))
+    asked = digits("fedavg", STEPS, kernels="auto").model_copy(update={"plugins": (str(plugin),)})
+    result = run(asked, tmp_path / "run")
+    kept = json.loads((tmp_path / "run/plan.json").read_text())
+    assert (kept["kernels"] == "own") == (factor == 1.0)
+    assert ("own kernels refused: " in kept["how"]) == (factor != 1.0)
+    assert far(result.model, run(digits("fedavg", STEPS, kernels="torch")).model) < TOLERANCE
+
+
+def test_an_unknown_kind_of_kernels_is_told():
+    with pytest.raises(ConfigError, match=r"^engine\.kernels\.name: no kind of kernels is called chains; .*chain"):
+        run(digits("fedavg", STEPS, kernels="chains"))
 
 
 # --- a library that is wrong ------------------------------------------------------------------------------------------
@@ -366,9 +406,9 @@ def test_padding_is_proven_wherever_the_run_can_have_it(monkeypatch: pytest.Monk
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
     given = kernel_proof.ProofData(split.train, split.client_index)
-    proving = kernel_proof.Proof(run_spec, given, "chain")
+    proving = kernel_proof.Proof(run_spec, given, FusedChain())
     assert proving.drawn.weight is None
-    kernel_proof.prove(run_spec, given, "chain")
+    kernel_proof.prove(run_spec, given, FusedChain())
     real = Chain.gradient
 
     def wrong(self: Chain, point: Tensor, batch: Batch, *more: Any) -> tuple[Tensor, Tensor]:
@@ -378,8 +418,8 @@ def test_padding_is_proven_wherever_the_run_can_have_it(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Chain, "gradient", wrong)
     with pytest.raises(kernel_proof.Disagreement, match=r"in a block .* off torch's"):
-        kernel_proof.prove(run_spec, given, "chain")
-    kernel_proof.prove(run_spec, given, "chain", blocks=False)
+        kernel_proof.prove(run_spec, given, FusedChain())
+    kernel_proof.prove(run_spec, given, FusedChain(), blocks=False)
 
 
 def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel_proof.Proof]:
@@ -387,7 +427,9 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel
 
     run_spec = RunSpec.of("run", lenet(method=method, kernels=kernels))
     split = run_spec.split()
-    return run_spec, kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), kernels)
+    return run_spec, kernel_proof.Proof(
+        run_spec, kernel_proof.ProofData(split.train, split.client_index), run_spec.kernels
+    )
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -411,7 +453,7 @@ def test_a_library_that_computes_something_else_is_found_out(part, reason):
 def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
     run_spec = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
     split = run_spec.split()
-    proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), "native")
+    proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), Native())
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
 
@@ -452,7 +494,7 @@ def test_batches_of_large_models_are_proven_as_they_are_computed(
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
     given = kernel_proof.ProofData(split.train, split.client_index)
-    kernel_proof.prove(run_spec, given, "chain")
+    kernel_proof.prove(run_spec, given, FusedChain())
     right, sizes = Chain._call, []
 
     def wrong(self: Any, name: str, tensors: Any, label: Tensor, *more: Any) -> None:
@@ -463,7 +505,7 @@ def test_batches_of_large_models_are_proven_as_they_are_computed(
 
     monkeypatch.setattr(Chain, "_call", wrong)
     with pytest.raises(kernel_proof.Disagreement, match=r"is .* off torch's"):
-        kernel_proof.prove(run_spec, given, "chain")
+        kernel_proof.prove(run_spec, given, FusedChain())
     assert batch in sizes
 
 
@@ -484,9 +526,9 @@ def test_a_kink_is_no_error_of_kernels(everywhere: bool, monkeypatch: pytest.Mon
     given = kernel_proof.ProofData(proving.given.train, proving.given.client_index)
     if everywhere:
         with pytest.raises(kernel_proof.Disagreement, match=r"the gradient at the initial model .* off torch's"):
-            kernel_proof.prove(run_spec, given, "chain")
+            kernel_proof.prove(run_spec, given, FusedChain())
     else:
-        kernel_proof.prove(run_spec, given, "chain")
+        kernel_proof.prove(run_spec, given, FusedChain())
     assert off
 
 
@@ -499,7 +541,7 @@ def test_what_is_right_is_proven(method, kernels):
             "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
         )
         split = run_spec.split()
-        kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), kernels)
+        kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), run_spec.kernels)
 
 
 @pytest.mark.parametrize("method", ["fed_nsgda_m", "fedmuon_da", "fedmuon_bc", "fafed", "stem", "muloco"])
@@ -509,7 +551,7 @@ def test_methods_whose_server_sends_less_than_its_state_are_proven(method):
     asked = {**base.model_dump(mode="json"), "workload": made, "method": method}
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
-    kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), "native")
+    kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), Native())
 
 
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
@@ -526,9 +568,9 @@ def test_a_dead_start_proves_nothing_by_itself():
     run_spec = RunSpec.of("run", experiment(workload, kernels="chain"))
     split = run_spec.split()
     right = RunSpec.of("run", experiment(made(init=dead), kernels="chain"))
-    kernel_proof.prove(right, kernel_proof.ProofData(split.train, split.client_index), "chain")
+    kernel_proof.prove(right, kernel_proof.ProofData(split.train, split.client_index), FusedChain())
     with pytest.raises(kernel_proof.Disagreement):
-        kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), "chain")
+        kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), FusedChain())
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -538,7 +580,7 @@ def test_convolutions_with_examples_in_lanes_are_found_out():
 
     run_spec = RunSpec.of("run", lenet(kernels="chain", batch=16))
     split = run_spec.split()
-    proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), "chain")
+    proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), FusedChain())
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
 
@@ -556,7 +598,7 @@ def test_convolutions_by_fewer_products_are_found_out():
     run_spec = RunSpec.of("run", asked(wide))
     split = run_spec.split()
     given = kernel_proof.ProofData(split.train, split.client_index)
-    proving = kernel_proof.Proof(run_spec, given, "channels_last")
+    proving = kernel_proof.Proof(run_spec, given, ChannelsLast())
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
 
@@ -568,6 +610,6 @@ def test_images_that_are_normalised_otherwise_are_found_out():
     run_spec = RunSpec.of("run", asked(normalised()))
     split = run_spec.split()
     given = kernel_proof.ProofData(split.train, split.client_index)
-    proving = kernel_proof.Proof(run_spec, given, "channels_last")
+    proving = kernel_proof.Proof(run_spec, given, ChannelsLast())
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])

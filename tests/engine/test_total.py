@@ -53,10 +53,10 @@ def slow(blocks: list[list[tuple[dict[str, torch.Tensor], float]]]) -> list[np.n
     return fold.total()
 
 
-def quick(blocks: list[list[tuple[dict[str, torch.Tensor], float]]], kernels: str) -> Accumulator:
+def quick(blocks: list[list[tuple[dict[str, torch.Tensor], float]]], compiled: bool) -> Accumulator:
     state_spec = SimpleNamespace(message=blocks[0][0][0], weighted=[True, False])
     cuts = list(itertools.accumulate(map(len, blocks)))
-    total = Accumulator(state_spec, cuts, kernels=kernels)  # pyright: ignore[reportArgumentType]
+    total = Accumulator(state_spec, cuts, compiled=compiled)  # pyright: ignore[reportArgumentType]
     for block in blocks:
         for number, (leaves, weight) in enumerate(block):
             total.add_one(outcome(leaves, number + 0.5), np.array([3]), np.array([weight]), only=len(block) == 1)
@@ -67,17 +67,17 @@ def quick(blocks: list[list[tuple[dict[str, torch.Tensor], float]]], kernels: st
 KINDS = {"lone": [1.0], "weighted": [0.5], "two": [1.0, 1.0], "two weighted": [2.0, 0.25]}  # powers of 2: no rounding
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kinds", [["lone"], ["lone", "weighted"], ["lone", "two"], list(KINDS)], ids="-".join)
 @pytest.mark.parametrize("count", [*range(1, 14), 31])
-def test_the_order_is_the_trees(count, kinds, kernels, request):
-    if kernels == "native":
+def test_the_order_is_the_trees(count, kinds, compiled, request):
+    if compiled:
         request.getfixturevalue("own_kernels")
     draw = torch.Generator().manual_seed(count)
     for turn in range(8):
         pattern = [kinds[int(torch.randint(len(kinds), (), generator=draw))] for _ in range(count)]
         blocks = [[(message(draw), weight) for weight in KINDS[kind]] for kind in pattern]
-        leaves, told, _ = quick(blocks, kernels).result()
+        leaves, told, _ = quick(blocks, compiled).result()
         for mine, theirs in zip(leaves, slow(blocks), strict=True):
             assert mine.dtype == torch.float64
             assert np.array_equal(mine.numpy(), theirs), (turn, pattern)
@@ -98,7 +98,7 @@ def test_other_orders_would_show():
 def test_what_is_known_of_clients_is_in_their_order():
     draw = torch.Generator().manual_seed(0)
     blocks = [[(message(draw), 1.0)] for _ in range(6)]
-    _, _, clients = quick(blocks, "torch").result()
+    _, _, clients = quick(blocks, False).result()
     norms = [float(block[0][0]["delta"].square().sum()) for block in blocks]
     assert clients["norm2"].tolist() == pytest.approx(norms)
     assert clients["loss"].tolist() == [0.5] * 6

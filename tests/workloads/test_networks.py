@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedfleet.engine.kernels.operators import kernels
+from fedfleet.engine.kernels.operators import NativeOperators
 from fedfleet.engine.kernels.tape import Tapes
 from fedfleet.workloads import counted
+from fedfleet.workloads.models import recurrent
 from fedfleet.workloads.models.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
 from fedfleet.workloads.models.recurrent import Lstm, Lstm4, Rnn, Stack, Tanh
-from fedfleet.workloads.models.small import LeNet, recurrent
+from fedfleet.workloads.models.small import LeNet
 from fedfleet.workloads.models.transformer import Vit
 from fedfleet.workloads.stateless import Stateless, buffers_of
 from fedfleet.workloads.workload import PASS_OVER, Model
@@ -216,10 +217,9 @@ def test_padding_is_not_passed_over(change, why):
 def test_nothing_is_passed_over_unless_the_engine_says_so():
     x, real = padded([1, 3, 12, 2])
     assert recurrent.lengths_of(real, (x,)) is None
-    with kernels("native"):
+    with NativeOperators():
         assert recurrent.lengths_of(real, (x,)) is not None
-    with kernels("torch"):
-        assert recurrent.lengths_of(real, (x,)) is None
+    assert recurrent.lengths_of(real, (x,)) is None
 
 
 @pytest.mark.usefixtures("passing_over")

@@ -17,7 +17,8 @@ from ...engine.backends.ray.connect import join, token_found
 from ...engine.backends.ray.placement import cluster, placed, planned, wanted
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError
-from ...engine.kernels.library import COMPILED, why_no_kernels
+from ...engine.kernels.library import why_no_kernels
+from ...engine.run_spec import RunSpec
 from ...engine.storage.secrets import redacted
 from ..files import load
 from ..streams import say
@@ -195,8 +196,7 @@ def of_kernels(what: str, why: str, experiment: Experiment | None) -> Finding:
     """A finding on kernels. why: the reason that there are none, or ""; experiment: the one to run, or None."""
     if not why:
         return Finding(what, True, "has kernels for its processor")
-    wanted = experiment.engine.kernels if experiment is not None else "auto"
-    if wanted in COMPILED:
+    if experiment is not None and (wanted := RunSpec.of("doctor", experiment).kernels).compiled:
         return Finding(
             what, False, f"engine.kernels={wanted}: {why}; workers there would be given up; choose torch or auto"
         )

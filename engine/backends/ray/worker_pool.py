@@ -26,7 +26,6 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, WorkersLost, WorkersUnfit, WorkerUnfit
-from ...kernels.library import COMPILED
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...reduction.tree import Leaves, TaskResult
 from ...rounds.pool import Call, Failure, Outcome, Phase, Pool
@@ -514,7 +513,7 @@ class WorkerPool(Pool):
 
 def start_seconds(run_spec: RunSpec) -> float:
     """The seconds that a worker may take to start; it may have to build the kernels."""
-    return START_SECONDS + (BUILD_SECONDS if run_spec.kernels in COMPILED else 0.0)
+    return START_SECONDS + (BUILD_SECONDS if run_spec.kernels.compiled else 0.0)
 
 
 def why_unfit(error: Exception) -> str:

@@ -1,0 +1,106 @@
+"""The contract of kernels: how the clients of a run compute.
+
+The table KERNELS has one kind of kernels for each name of `engine.kernels`, and a plug-in may add others. A kind is one
+class. It says which runs can have it (`why_not`) and when a measurement tries it (`is_promising`, `suits`), and it
+replaces what it computes in another way than torch, operator by operator.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from ...algorithms.tree import Layout
+from ...workloads.workload import Workload
+from .recorded_step import Proofs, StepRecorder
+from .tape import Tapes
+
+if TYPE_CHECKING:
+    from .fused_chain import Chain
+
+
+class Run(Protocol):
+    """What kernels ask of a run, which is a RunSpec. workload: a Workload. layout: of the model, without running
+    statistics. frozen: name -> tensor that is not trained."""
+
+    @property
+    def experiment(self) -> Any: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def precision(self) -> torch.dtype | None: ...
+    @property
+    def workload(self) -> Any: ...
+    @property
+    def layout(self) -> Any: ...
+    @property
+    def frozen(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A kind of kernels. What a class does not define is as with torch's own kernels.
+
+    `name`: in the table. `compiled`: whether it needs the compiled library, which then draws the batches and adds up
+    the messages, too, to the same bits. `needs_proof`: whether it is used only after a proof on the run's data that it
+    computes what torch computes. `single_losses`: whether it gives the losses of single examples. `instead_of`: names
+    of kinds that a measurement does not try where it can have this one. `warm_ups`: the number of rounds until a round
+    takes as long as later ones.
+    """
+
+    name: ClassVar[str]
+    compiled: ClassVar[bool] = False
+    needs_proof: ClassVar[bool] = True
+    single_losses: ClassVar[bool] = True
+    instead_of: ClassVar[tuple[str, ...]] = ()
+    warm_ups: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        """The name in a plan."""
+        return self.name
+
+    def why_not(self, run: Run) -> str:
+        """Why a run cannot have these kernels, "" if it can. It continues "they are", as in "for CUDA devices, not
+        for device=cpu". Raises NoKernels if the compiled library cannot be built here."""
+        return ""
+
+    def is_promising(self, run: Run) -> bool:
+        """Whether a measurement should try them, unless `why_not` says why they cannot be had."""
+        return True
+
+    def suits(self, block: int) -> bool:
+        """Whether a measurement should try them with blocks of so many clients."""
+        return True
+
+    def around_losses(self) -> AbstractContextManager[Any]:
+        """A context in which they compute the operators of losses and of evaluations."""
+        return nullcontext()
+
+    def around_steps(self) -> AbstractContextManager[Any]:
+        """A context in which they compute what methods orthogonalise."""
+        return nullcontext()
+
+    def chain(self, workload: Workload, layout: Layout) -> Chain | None:
+        """What computes the workload's loss and its gradient in one call, None for autograd. Raises NoKernels if the
+        loss cannot be computed so: a run whose plan says so must not go on otherwise, as its bits would differ."""
+        return None
+
+    def arranged(self, leaf: Tensor) -> Tensor:
+        """A tensor of the model in the layout in memory that is best for the steps of a client alone."""
+        return leaf
+
+    def tapes(self, device: torch.device, most_bytes: float = math.inf) -> Tapes | None:
+        """What replays the gradients of a client alone, and the steps of several runs, from recordings of their
+        operations; None to compute each of them. most_bytes: what works on more memory is not recorded."""
+        return None
+
+    def recorder(self, proofs: Proofs) -> StepRecorder | None:
+        """What records and replays the local steps of a block, None to run each of them."""
+        return None

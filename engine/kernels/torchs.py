@@ -1,0 +1,57 @@
+"""Torch's own kernels, whose calls may be replayed from recordings."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from .block_convolutions import Products, with_products
+from .contract import Kernels, Run
+from .recorded_step import PROVEN_ROUNDS, Proofs, StepRecorder
+from .tape import Tapes
+
+
+@dataclass(frozen=True)
+class Torch(Kernels):
+    """Torch's kernels. products: the numbers of those convolutions of a block that are products, see
+    `block_convolutions`. On a processor, gradients of clients alone are replayed to the same bits."""
+
+    name: ClassVar[str] = "torch"
+    needs_proof: ClassVar[bool] = False
+    products: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return with_products(self.name, self.products)
+
+    def around_losses(self) -> AbstractContextManager[Any]:
+        return Products(frozenset(self.products)) if self.products else nullcontext()
+
+    def tapes(self, device: torch.device, most_bytes: float = math.inf) -> Tapes | None:
+        return Tapes(most_bytes) if device.type == "cpu" else None
+
+
+@dataclass(frozen=True)
+class Graph(Torch):
+    """Torch's kernels on a CUDA device, with the steps of blocks replayed to the same bits."""
+
+    name: ClassVar[str] = "graph"
+    warm_ups: ClassVar[int] = PROVEN_ROUNDS
+
+    def why_not(self, run: Run) -> str:
+        return "" if run.device.type == "cuda" else f"for CUDA devices, not for device={run.device.type}"
+
+    def is_promising(self, run: Run) -> bool:
+        return not self.why_not(run)
+
+    def suits(self, block: int) -> bool:
+        return block > 1
+
+    def tapes(self, device: torch.device, most_bytes: float = math.inf) -> Tapes | None:
+        return None
+
+    def recorder(self, proofs: Proofs) -> StepRecorder | None:
+        return StepRecorder(proofs=proofs)
