@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import Before, Reads, Rows
+from .contract import Before
+from .messages import Messages
 from .norm_clipping import factors
 
 
@@ -20,10 +21,8 @@ class Arc(Before):
 
     f: int | None = None
 
-    reads: ClassVar[tuple[Reads, ...]] = ("norms",)
     called: ClassVar[str] = "ARC"
     condition: ClassVar[str] = "2 f < S"
-    scales: ClassVar[bool] = True
 
     def fewest(self, f: int) -> int:
         return 2 * f + 1
@@ -31,6 +30,6 @@ class Arc(Before):
     def faults(self, f: int) -> int:
         return f if self.f is None else self.f
 
-    def matrix(self, rows: Rows) -> np.ndarray:
-        k = 2 * rows.f * (rows.count - rows.f) // rows.count
-        return np.diag(factors(rows.norms, float(np.sort(rows.norms)[::-1][k]), None))
+    def apply(self, x: Messages) -> Messages:
+        k = 2 * x.f * (x.count - x.f) // x.count
+        return x.scale(factors(x.norms, float(np.sort(x.norms)[::-1][k]), None))

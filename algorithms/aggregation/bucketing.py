@@ -11,7 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from ...workloads import counted
-from .contract import Before, Rows
+from .contract import Before
+from .messages import Messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,9 @@ class Bucketing(Before):
     def keeps_mean(self, rows: int) -> bool:
         return self.s in (1, rows)
 
-    def matrix(self, rows: Rows) -> np.ndarray:
-        order = counted.numpy_generator(int(rows.key), "bucketing").permutation(rows.count)
-        return buckets(order, self.s)
+    def apply(self, x: Messages) -> Messages:
+        order = counted.numpy_generator(int(x.key), "bucketing").permutation(x.count)
+        return x.combine(buckets(order, self.s))
 
 
 def buckets(order: np.ndarray, s: int) -> np.ndarray:

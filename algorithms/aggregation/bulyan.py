@@ -12,13 +12,14 @@ of the rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from .contract import Aggregator, Decision, Faults, Reads, Rows
+from .contract import Aggregator, Faults
 from .krum import Neighbours, neighbour_count, scores
 from .meamed import mean_around_median
+from .messages import Answer, Messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Bulyan(Aggregator):
     neighbours: Neighbours = "n-f-2"
 
     by: ClassVar[Literal["weights", "columns"]] = "columns"
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     called: ClassVar[str] = "Bulyan"
     condition: ClassVar[str] = "S >= 4 f + 3"
     takes_weights: ClassVar[bool] = False
@@ -37,14 +38,14 @@ class Bulyan(Aggregator):
     def fewest(self, f: int) -> int:
         return 4 * f + 3
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        left, selected = list(range(rows.count)), []
-        distances2, errors = rows.distances2, rows.distance_errors
-        for _ in range(rows.count - 2 * rows.f):
-            among, q = np.ix_(left, left), neighbour_count(self.neighbours, len(left), rows.f)
+    def aggregate(self, x: Messages) -> Answer:
+        left, selected = list(range(x.count)), list[int]()
+        distances2, errors = x.distances2, x.distance_errors
+        for _ in range(x.count - 2 * x.f):
+            among, q = np.ix_(left, left), neighbour_count(self.neighbours, len(left), x.f)
             found = scores(distances2[among], q, None if errors is None else errors[among])
             selected.append(left.pop(int(np.argmin(found))))
-        return Decision(chosen=np.array(selected))
+        return x.combine(np.eye(x.count)[selected]).by_coordinate()
 
     def columns(self, x: np.ndarray, f: int) -> np.ndarray:
         return mean_around_median(x, 2 * f)

@@ -16,29 +16,29 @@ and f = 0 is the mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from .contract import Decision, FewerThanHalf, Reads, Rows, product
+from .contract import FewerThanHalf
+from .messages import Answer, Messages, product
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caf(FewerThanHalf):
     """f: the number of Byzantine messages to tolerate."""
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     called: ClassVar[str] = "CAF"
     takes_weights: ClassVar[bool] = False
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        assert rows.gram is not None
-        c = np.ones(rows.count)
+    def aggregate(self, x: Messages) -> Answer:
+        gram, c = x.gram(), np.ones(x.count)
         best, least = c / c.sum(), np.inf
-        while c.sum() > rows.count - 2 * rows.f:
+        while c.sum() > x.count - 2 * x.f:
             weights = c / c.sum()
-            about = gram_about(rows.gram, weights)
+            about = gram_about(gram, weights)
             eigenvalue, projections2 = top_direction(about, c)
             if eigenvalue < least:
                 best, least = weights, eigenvalue
@@ -46,7 +46,7 @@ class Caf(FewerThanHalf):
             if eigenvalue <= 0 or largest <= 0:
                 break
             c = np.where(c > 0, c * (1 - projections2 / largest), 0.0)
-        return Decision(best)
+        return x.sum(best)
 
 
 def gram_about(gram: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -11,11 +11,12 @@ that only inner products are needed. A Byzantine message moves v by at most tau 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from .contract import Aggregator, Decision, Reads, Rows, product
+from .contract import Aggregator
+from .messages import Answer, Messages, product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class CentredClipping(Aggregator):
     tau_relative: float | None = None
     iterations: int = 1
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram", "last")
+    pairwise: ClassVar[bool] = True
+    extra: ClassVar[Literal["", "last", "trusted"]] = "last"
     called: ClassVar[str] = "centred clipping"
     takes_weights: ClassVar[bool] = False
 
@@ -40,18 +42,17 @@ class CentredClipping(Aggregator):
         if self.iterations < 1:
             raise ValueError(f"iterations >= 1 must hold, got iterations={self.iterations}")
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        assert rows.gram is not None
-        weights = np.zeros(rows.count + 1)
+    def aggregate(self, x: Messages) -> Answer:
+        gram, weights = x.gram(extra=True), np.zeros(x.count + 1)
         weights[-1] = 1.0
         tau = self.tau
         for _ in range(self.iterations):
-            away = distances_from(weights, rows.gram)[:-1]
+            away = distances_from(weights, gram)[:-1]
             if tau is None:
                 tau = (self.tau_relative or 1.0) * float(np.median(away))
             s = np.minimum(1.0, np.divide(tau, away, out=np.ones_like(away), where=away > 0))
-            weights = (1 - s.sum() / rows.count) * weights + np.append(s, 0.0) / rows.count
-        return Decision(weights)
+            weights = (1 - s.sum() / x.count) * weights + np.append(s, 0.0) / x.count
+        return x.sum(weights)
 
 
 def distances_from(weights: np.ndarray, gram: np.ndarray) -> np.ndarray:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from .contract import Before, Reads, Rows
+from .contract import Before
+from .messages import Messages
 from .norm_clipping import check_bound, factors
 
 
@@ -18,12 +17,10 @@ class ClipRows(Before):
     c: float | None = None
     c_relative: float | None = None
 
-    reads: ClassVar[tuple[Reads, ...]] = ("norms",)
     called: ClassVar[str] = "clipping"
-    scales: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bound(self.c, self.c_relative)
 
-    def matrix(self, rows: Rows) -> np.ndarray:
-        return np.diag(factors(rows.norms, self.c, self.c_relative))
+    def apply(self, x: Messages) -> Messages:
+        return x.scale(factors(x.norms, self.c, self.c_relative))

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from .contract import Aggregator, Decision, Reads, Rows
+from .contract import Aggregator
+from .messages import Answer, Messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class ClippedClustering(Aggregator):
 
     most: float = 1e5
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     called: ClassVar[str] = "clipped clustering"
     condition: ClassVar[str] = "S >= 3"
 
@@ -39,17 +40,17 @@ class ClippedClustering(Aggregator):
         """The norms seen so far."""
         return torch.zeros(0, dtype=torch.float64)
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        assert rows.gram is not None
-        norms = np.sqrt(np.maximum(np.diagonal(rows.gram), 0.0))
-        seen = np.concatenate([state.numpy(), norms])
+    def aggregate(self, x: Messages) -> Answer:
+        gram = x.gram()
+        norms = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
+        seen = np.concatenate([x.state.numpy(), norms])
         bound = min(self.most, float(np.median(seen)))
         sizes = norms[:, None] * norms[None, :]
-        angles = 1 - np.divide(rows.gram, sizes, out=np.full_like(sizes, -1.0), where=sizes > 0)
+        angles = 1 - np.divide(gram, sizes, out=np.full_like(sizes, -1.0), where=sizes > 0)
         kept = larger_of_two(angles)
         shortened = np.minimum(1.0, np.divide(bound, norms, out=np.ones_like(norms), where=norms > 0))
-        weights = np.where(kept, rows.weights * shortened, 0.0) / rows.weights[kept].sum()
-        return Decision(weights, state=torch.from_numpy(seen))
+        weights = np.where(kept, x.weights * shortened, 0.0) / x.weights[kept].sum()
+        return x.sum(weights)._replace(state=torch.from_numpy(seen))
 
 
 def larger_of_two(distances: np.ndarray) -> np.ndarray:

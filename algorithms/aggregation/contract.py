@@ -13,9 +13,9 @@ The S messages of a round are the rows of a matrix (S, P) for each vector, in as
 
 There are two ways through the stage. If all parts are additive (the mean, a bound on each message, noise on the sum),
 workers add messages up as they come, and no message is stored. Otherwise the run collects: workers write each message
-as a row of files, and what a rule declares in `reads` is computed from the rows by the workers, in pieces of the
-coordinates. No process ever holds the S messages at once. A rule then decides in one of two ways: by weights, and the
-answer is the weighted sum of the rows, or by columns, and the answer is a function of each coordinate's S values.
+as a row of files, and what a rule reads of `Messages` is computed from the rows by the workers, in pieces of the
+coordinates. No process ever holds the S messages at once. A rule answers in one of two ways: by weights, with a sum of
+the messages, or by columns, with a function of each coordinate's S values.
 """
 
 from __future__ import annotations
@@ -25,120 +25,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..contract import Algorithm, Message, Round
+from .messages import Answer, Messages
 
-Reads = Literal["norms", "gram", "values", "signs", "last", "trusted"]
-"""What a rule may read of the rows of a vector before it decides; see the fields of `Rows`."""
 Vectors = Literal["each", "joint", "joined"]
 Faults = int | Literal["expected", "known"]
 """f, the number of Byzantine messages that a rule must tolerate. "expected": S b / N rounded up, where b of the N
 clients are Byzantine. "known": their number in the round, which no real server knows; for reference runs."""
-
-
-class Rows(NamedTuple):
-    """What a rule knows of the rows of one vector in a round.
-
-    count: S, the number of rows. length: P. f: how many of the rows may be Byzantine. weights: (S,) the federation's
-    client weights. norms2: (S,) the squared norms of the rows. round: its number. key: (), int64, of the rule's random
-    numbers in this round, for `counted`. The others are None unless the rule reads them:
-
-    gram: (S, S), the inner products of the rows. values: (S, b), the rows at the coordinates `Aggregator.places`.
-    signs: (S, 3), the shares of positive, zero and negative values among the coordinates `Aggregator.window`. last:
-    the vector that the rule gave in the round before appears as a further row, 0 at first. trusted: the displacement on
-    the server's trusted data appears as a further row. A further row is the last one of `gram` and `norms2`, and is not
-    counted in `count`.
-    """
-
-    count: int
-    length: int
-    f: int
-    weights: np.ndarray
-    norms2: np.ndarray
-    round: int
-    key: Tensor
-    gram: np.ndarray | None = None
-    values: np.ndarray | None = None
-    signs: np.ndarray | None = None
-    errors: np.ndarray | None = None
-    """(S, S), bounds of the rounding errors that pre-aggregations have made in `gram`; None without any."""
-    added_weight: float | None = None
-    """The sum of the weights, where messages are added up: in the order of their sums, so that a rule that changes no
-    message gives the bits of the mean."""
-
-    @property
-    def weight(self) -> float:
-        """The sum of the client weights."""
-        return float(self.weights.sum()) if self.added_weight is None else self.added_weight
-
-    @property
-    def norms(self) -> np.ndarray:
-        """(S,) the norms of the rows."""
-        return np.sqrt(self.norms2)
-
-    @property
-    def distances2(self) -> np.ndarray:
-        """(S, S) the squared distances of the rows, from the Gram matrix. Distances that cannot be told from rounding
-        errors are 0, and copies of a row are equally far from every other row. After pre-aggregations, distances that
-        only rounding makes different are equal, so that ties are ties."""
-        assert self.gram is not None
-        found, errors = distances2(self.gram), self.distance_errors
-        if errors is None:
-            return found
-        pairs = np.triu_indices(len(found), 1)
-        found[pairs] = merged(found[pairs], errors[pairs])
-        return np.triu(found, 1) + np.triu(found, 1).T
-
-    @property
-    def distance_errors(self) -> np.ndarray | None:
-        """(S, S) bounds of the rounding errors of `distances2`; None without pre-aggregations."""
-        if self.errors is None or self.gram is None:
-            return None
-        own, norms2 = np.diagonal(self.errors), np.diagonal(self.gram)
-        subtracted = 4 * UNIT * (norms2[:, None] + norms2[None, :])
-        return own[:, None] + own[None, :] + 2 * self.errors + subtracted
-
-
-UNIT = 2.0**-53
-"""The rounding error of one operation in float64, relative to its result."""
-
-
-def merged(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """(n,): the values; those that rounding errors alone may have made greater than another one become equal to it.
-    errors: (n,), their bounds."""
-    order = np.argsort(values, kind="stable")
-    v, e, least = values[order], errors[order], np.arange(len(values))
-    for place in (np.flatnonzero(np.diff(v) <= e[1:] + e[:-1]) + 1).tolist():
-        before = least[place - 1]
-        if v[place] - v[before] <= e[place] + e[before]:
-            least[place] = before
-    found = np.empty_like(values)
-    found[order] = v[least]
-    return found
-
-
-def distances2(gram: np.ndarray) -> np.ndarray:
-    """(S, S): the squared distances of S rows from their inner products; exactly 0 where they are below 2^-40 of the
-    squared norms. A row has the distances of the first row that is a copy of it, to the bit: in inner products, copies
-    may differ by rounding."""
-    norms2 = np.diagonal(gram)
-    total = norms2[:, None] + norms2[None, :]
-    found = np.maximum(total - 2 * gram, 0.0)
-    found[found <= 2.0**-40 * total] = 0.0
-    np.fill_diagonal(found, 0.0)
-    first = (found == 0).argmax(axis=1)
-    return found if (first == np.arange(len(first))).all() else found[np.ix_(first, first)]
-
-
-def product(*matrices: np.ndarray) -> np.ndarray:
-    """The product of matrices, from the left. torch computes it, with the run's number of threads, so that the bits are
-    the same in every process of a run; those of numpy may depend on the number of processors."""
-    found = torch.from_numpy(np.ascontiguousarray(matrices[0]))
-    for matrix in matrices[1:]:
-        found = found @ torch.from_numpy(np.ascontiguousarray(matrix))
-    return found.numpy()
 
 
 def in_proportion(count: int, drawn: int, cohort: int) -> int:
@@ -146,36 +41,18 @@ def in_proportion(count: int, drawn: int, cohort: int) -> int:
     return -(-count * drawn // cohort)
 
 
-class Decision(NamedTuple):
-    """What a rule decides from `Rows`.
-
-    weights: (S,), or (S + 1,) where the rule has a further row; the answer is the sum of the rows with these weights.
-    None for a rule by columns. chosen: the positions of the rows whose columns are read, None for all. scale: what the
-    columns' answer is multiplied by. state: of the rule, for the next round. columns: numbers for the round's record,
-    named without their prefix `robust/`. note: a sentence for the log, which has it once.
-    """
-
-    weights: np.ndarray | None = None
-    chosen: np.ndarray | None = None
-    scale: float = 1.0
-    state: Any = ()
-    columns: dict[str, float] = {}  # noqa: RUF012 never written to
-    note: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Before(ABC):
-    """A pre-aggregation: the rows become others, each of which is a combination of them."""
+    """A pre-aggregation: the messages become others, each of which is a combination of them."""
 
     table: ClassVar[str] = "PREAGGREGATORS"
-    reads: ClassVar[tuple[Reads, ...]] = ()
+    pairwise: ClassVar[bool] = False
+    """Whether it compares messages in pairs, see `Aggregator.pairwise`."""
     called: ClassVar[str] = "the pre-aggregation"
     condition: ClassVar[str] = ""
     """What `fewest` says, in words, as "2 f < S"."""
     takes_weights: ClassVar[bool] = True
     """Whether the federation's client weights may differ."""
-    scales: ClassVar[bool] = False
-    """Whether it only multiplies each row by a number."""
     mixes: ClassVar[bool] = False
     """Whether a Byzantine row may become a part of every row."""
 
@@ -201,8 +78,8 @@ class Before(ABC):
         return False
 
     @abstractmethod
-    def matrix(self, rows: Rows) -> np.ndarray:
-        """(S', S): the weights of the S rows in each of the S' rows that follow."""
+    def apply(self, x: Messages) -> Messages:
+        """The combinations of the messages that follow, by `Messages.combine` or `Messages.scale`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,11 +93,16 @@ class Aggregator(ABC):
 
     table: ClassVar[str] = "AGGREGATORS"
     by: ClassVar[Literal["weights", "columns"]] = "weights"
-    """How it answers from rows: by a weighted sum of them, or by a function of each coordinate's values."""
+    """How it answers: by a weighted sum of the messages, or by a function of each coordinate's values."""
     adds: ClassVar[bool] = False
     """Whether it also answers from the sum of what `contribution` makes of each message. Then nothing is stored, unless
     an attack looks at other clients' messages."""
-    reads: ClassVar[tuple[Reads, ...]] = ()
+    pairwise: ClassVar[bool] = False
+    """Whether it compares messages in pairs, by inner products or distances. These are then computed for all vectors
+    at once before it is asked, and a run is refused if its S x S numbers do not fit the memory."""
+    extra: ClassVar[Literal["", "last", "trusted"]] = ""
+    """The extra vector behind the messages, see `Messages.gram`. "last": what the rule gave in the round before, 0 at
+    first; "trusted": the displacement on the server's trusted data."""
     called: ClassVar[str] = "the rule"
     """What it is called in a message, with its article."""
     condition: ClassVar[str] = ""
@@ -265,21 +147,14 @@ class Aggregator(ABC):
         """The state before round 1, for a vector of so many numbers; () for none."""
         return ()
 
-    def places(self, rows: Rows) -> np.ndarray:
-        """The coordinates that `Rows.values` has; for a rule that reads "values"."""
-        raise NotImplementedError
-
     def most_places(self, length: int) -> int:
-        """The most coordinates of a vector that `places` names. length: P."""
-        return length
-
-    def window(self, rows: Rows) -> slice:
-        """The consecutive coordinates whose signs `Rows.signs` counts; for a rule that reads "signs"."""
-        raise NotImplementedError
+        """The most coordinates of a vector that it asks `Messages.at` for at once; workers keep room for them.
+        length: P."""
+        return 0
 
     @abstractmethod
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        """What to do with the rows."""
+    def aggregate(self, x: Messages) -> Answer:
+        """The answer, by `Messages.sum` or `Messages.by_coordinate`."""
 
     def columns(self, x: np.ndarray, f: int) -> np.ndarray:
         """(C,) float64: the answer for C coordinates, for a rule by columns. x: (S, C), each column in ascending order,
@@ -291,10 +166,10 @@ class Aggregator(ABC):
         running statistics. Runs vectorised."""
         return y
 
-    def from_sum(self, total: Tensor, rows: Rows) -> Tensor:
-        """The answer, float64, from the float64 sum of the contributions, weighted with the client weights. rows:
-        `norms2` is known if the rule reads "norms"."""
-        return total / rows.weight
+    def from_sum(self, total: Tensor, weight: float, x: Messages) -> Tensor:
+        """The answer, float64, from the float64 sum of the contributions, weighted with the client weights. weight: the
+        sum of these, in the order of the sums. x: the messages, of which only the norms can be read."""
+        return total / weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,8 +194,8 @@ class ByCoordinate(Aggregator):
     by: ClassVar[Literal["weights", "columns"]] = "columns"
     takes_weights: ClassVar[bool] = False
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        return Decision()
+    def aggregate(self, x: Messages) -> Answer:
+        return x.by_coordinate()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,8 +209,8 @@ class Mean(Aggregator):
     def is_mean(self, rows: int, f: int) -> bool:
         return True
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        return Decision(rows.weights / rows.weights.sum())
+    def aggregate(self, x: Messages) -> Answer:
+        return x.sum(x.weights / x.weights.sum())
 
 
 class Released(NamedTuple):

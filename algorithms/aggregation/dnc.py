@@ -11,13 +11,14 @@ The answer is the mean of the rows that are good every time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from ...workloads import counted
-from .contract import Aggregator, Decision, Faults, Reads, Rows
+from .contract import Aggregator, Faults
+from .messages import Answer, Messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,6 @@ class Dnc(Aggregator):
     iterations: int = 1
     dimension: int = 10_000
 
-    reads: ClassVar[tuple[Reads, ...]] = ("values",)
     called: ClassVar[str] = "DnC"
 
     def __post_init__(self) -> None:
@@ -46,28 +46,26 @@ class Dnc(Aggregator):
             return ""
         return f"DnC needs iterations * floor(c f) < S, got {self.iterations} * {out} with S={rows}; lower aggregate.f"
 
-    def draw(self, rows: Rows, iteration: int) -> np.ndarray:
+    def draw(self, x: Messages, iteration: int) -> np.ndarray:
         """(b,) the coordinates of one iteration, in ascending order."""
-        if rows.length <= self.dimension:
-            return np.arange(rows.length)
-        generator = counted.numpy_generator(int(rows.key), "dnc", iteration)
-        return np.sort(generator.choice(rows.length, self.dimension, replace=False, shuffle=False))
+        if x.length <= self.dimension:
+            return np.arange(x.length)
+        generator = counted.numpy_generator(int(x.key), "dnc", iteration)
+        return np.sort(generator.choice(x.length, self.dimension, replace=False, shuffle=False))
 
     def most_places(self, length: int) -> int:
         return min(length, self.iterations * self.dimension)
 
-    def places(self, rows: Rows) -> np.ndarray:
-        return np.unique(np.concatenate([self.draw(rows, iteration) for iteration in range(self.iterations)]))
-
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        assert rows.values is not None
-        known, good = self.places(rows), np.ones(rows.count, dtype=bool)
-        for iteration in range(self.iterations):
-            x = rows.values[:, np.searchsorted(known, self.draw(rows, iteration))]
-            outlying = squared_projections(x - x.mean(axis=0))
-            kept = np.argsort(outlying, kind="stable")[: rows.count - int(self.c * rows.f)]
-            good &= np.isin(np.arange(rows.count), kept)
-        return Decision(np.where(good, rows.weights, 0.0) / rows.weights[good].sum())
+    def aggregate(self, x: Messages) -> Answer:
+        drawn = [self.draw(x, iteration) for iteration in range(self.iterations)]
+        places, good = np.unique(np.concatenate(drawn)), np.ones(x.count, dtype=bool)
+        values = x.at(places)
+        for each in drawn:
+            part = values[:, np.searchsorted(places, each)]
+            outlying = squared_projections(part - part.mean(axis=0))
+            kept = np.argsort(outlying, kind="stable")[: x.count - int(self.c * x.f)]
+            good &= np.isin(np.arange(x.count), kept)
+        return x.sum(np.where(good, x.weights, 0.0) / x.weights[good].sum())
 
 
 def squared_projections(x: np.ndarray) -> np.ndarray:

@@ -11,11 +11,12 @@ client number N, without a state of its own. Control variates have no trusted co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from .contract import Aggregator, Decision, Reads, Rows, Vectors
+from .contract import Aggregator, Vectors
+from .messages import Answer, Messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class FlTrust(Aggregator):
     bias: float = 0.1
     vectors: Vectors = "joint"
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram", "trusted")
+    pairwise: ClassVar[bool] = True
+    extra: ClassVar[Literal["", "last", "trusted"]] = "trusted"
     called: ClassVar[str] = "FLTrust"
     takes_weights: ClassVar[bool] = False
 
@@ -39,14 +41,14 @@ class FlTrust(Aggregator):
         if self.vectors != "joint":
             raise ValueError(f"vectors must be joint, got {self.vectors!r}: only the displacement has a trusted one")
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        assert rows.gram is not None
-        norms = np.sqrt(np.maximum(np.diagonal(rows.gram), 0.0))
+    def aggregate(self, x: Messages) -> Answer:
+        gram = x.gram(extra=True)
+        norms = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
         own, trusted = norms[:-1], norms[-1]
         sizes = own * trusted
-        cosines = np.divide(rows.gram[:-1, -1], sizes, out=np.zeros_like(sizes), where=sizes > 0)
+        cosines = np.divide(gram[:-1, -1], sizes, out=np.zeros_like(sizes), where=sizes > 0)
         trust = np.maximum(0.0, cosines)
-        weights = np.zeros(rows.count + 1)
+        weights = np.zeros(x.count + 1)
         if trust.sum() > 0:
             weights[:-1] = trust * np.divide(trusted, own, out=np.zeros_like(own), where=own > 0) / trust.sum()
-        return Decision(weights)
+        return x.sum(weights)

@@ -18,11 +18,12 @@ found out first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from .contract import Aggregator, Decision, Reads, Rows, product
+from .contract import Aggregator
+from .messages import Answer, Messages, product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class GeometricMedian(Aggregator):
     iterations: int = 1000
     floor: float = 1e-12
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     called: ClassVar[str] = "the geometric median"
 
     def __post_init__(self) -> None:
@@ -44,28 +45,27 @@ class GeometricMedian(Aggregator):
                 f"tol={self.tol}, iterations={self.iterations}, floor={self.floor}"
             )
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        weights, residual = geometric_median(rows, self.tol, self.iterations, self.floor)
+    def aggregate(self, x: Messages) -> Answer:
+        weights, residual = geometric_median(x, self.tol, self.iterations, self.floor)
         note = ""
         if residual > self.tol:
             note = (
                 f"the geometric median was not found in {self.iterations:,} iterations, its residual was "
                 f"{residual:.3g} (column robust/residual); raise aggregate.iterations, or aggregate.tol={self.tol:g}"
             )
-        return Decision(weights, columns={"residual": residual}, note=note)
+        return x.sum(weights)._replace(columns={"residual": residual}, note=note)
 
 
-def geometric_median(rows: Rows, tol: float, iterations: int, floor: float) -> tuple[np.ndarray, float]:
-    """((S,) the weights of the rows in the answer, the residual)."""
-    assert rows.gram is not None
-    gram, alpha = rows.gram, rows.weights / rows.weights.sum()
-    distances = np.sqrt(rows.distances2)
+def geometric_median(x: Messages, tol: float, iterations: int, floor: float) -> tuple[np.ndarray, float]:
+    """((S,) the weights of the messages in the answer, the residual)."""
+    gram, alpha = x.gram(), x.weights / x.weights.sum()
+    distances = np.sqrt(x.distances2)
     m = int(np.argmin(distances @ alpha if len(alpha) < 2 else np.einsum("ij,j->i", distances, alpha)))
     about = gram - gram[:, m : m + 1] - gram[m : m + 1, :] + gram[m, m]
     apart = distances[m] > 0
     u = np.divide(alpha, distances[m], out=np.zeros_like(alpha), where=apart)
     if np.sqrt(max(0.0, float(product(u, product(about, u))))) < alpha[~apart].sum():
-        return np.eye(rows.count)[m], 0.0
+        return np.eye(x.count)[m], 0.0
     least = floor * float(np.median(distances[m]))
     w, residual = alpha.copy(), np.inf
     for _ in range(iterations):

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from .contract import Aggregator, Before, Decision, Faults, Reads, Rows, in_proportion, merged
+from .contract import Aggregator, Before, Faults, in_proportion
+from .messages import Answer, Messages, merged
 
 Neighbours = Literal["n-f-1", "n-f-2"]
 
@@ -56,7 +57,7 @@ class Krum(Aggregator):
     f: Faults
     neighbours: Neighbours = "n-f-1"
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     called: ClassVar[str] = "Krum"
     takes_weights: ClassVar[bool] = False
 
@@ -67,18 +68,18 @@ class Krum(Aggregator):
     def fewest(self, f: int) -> int:
         return 2 * f + (1 if self.neighbours == "n-f-1" else 3)
 
-    def best(self, rows: Rows, keep: int) -> np.ndarray:
-        """The positions of the `keep` rows of least score, in ascending order."""
-        if rows.count == 1:
+    def best(self, x: Messages, keep: int) -> np.ndarray:
+        """The positions of the `keep` messages of least score, in ascending order."""
+        if x.count == 1:
             return np.zeros(1, dtype=np.int64)
-        q = neighbour_count(self.neighbours, rows.count, rows.f)
-        found = scores(rows.distances2, q, rows.distance_errors)
+        q = neighbour_count(self.neighbours, x.count, x.f)
+        found = scores(x.distances2, q, x.distance_errors)
         return np.sort(np.argsort(found, kind="stable")[:keep])
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        weights = np.zeros(rows.count)
-        weights[self.best(rows, 1)] = 1.0
-        return Decision(weights)
+    def aggregate(self, x: Messages) -> Answer:
+        weights = np.zeros(x.count)
+        weights[self.best(x, 1)] = 1.0
+        return x.sum(weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +113,8 @@ class MultiKrum(Krum):
     def is_mean(self, rows: int, f: int) -> bool:
         return (rows - f if self.keep is None else self.keep) == rows
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        kept = self.best(rows, rows.count - rows.f if self.keep is None else self.keep)
-        weights = np.zeros(rows.count)
-        weights[kept] = rows.weights[kept] / rows.weights[kept].sum()
-        return Decision(weights)
+    def aggregate(self, x: Messages) -> Answer:
+        kept = self.best(x, x.count - x.f if self.keep is None else self.keep)
+        weights = np.zeros(x.count)
+        weights[kept] = x.weights[kept] / x.weights[kept].sum()
+        return x.sum(weights)

@@ -10,11 +10,12 @@ decided by branching on an uncovered pair, 2^f leaves at most; no list of all C(
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from .contract import Decision, FewerThanHalf, Reads, Rows
+from .contract import FewerThanHalf
+from .messages import Answer, Messages
 
 MOST = 20
 """The greatest f: the search takes up to 2^f steps."""
@@ -24,17 +25,17 @@ MOST = 20
 class Mda(FewerThanHalf):
     """f: the number of messages that are left out."""
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     called: ClassVar[str] = "MDA"
 
     def refuses(self, rows: int, f: int) -> str:
         return f"mda searches up to 2^f sets, got f={f}; use multi_krum, or f <= {MOST}" if f > MOST else ""
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        kept = least_diameter(rows.distances2, rows.f)
-        weights = np.zeros(rows.count)
-        weights[kept] = rows.weights[kept] / rows.weights[kept].sum()
-        return Decision(weights)
+    def aggregate(self, x: Messages) -> Answer:
+        kept = least_diameter(x.distances2, x.f)
+        weights = np.zeros(x.count)
+        weights[kept] = x.weights[kept] / x.weights[kept].sum()
+        return x.sum(weights)
 
 
 def least_diameter(distances2: np.ndarray, f: int) -> np.ndarray:

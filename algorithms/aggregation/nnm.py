@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import Before, Reads, Rows
+from .contract import Before
+from .messages import Messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Nnm(Before):
 
     f: int | None = None
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     called: ClassVar[str] = "nearest-neighbour mixing"
     condition: ClassVar[str] = "f < S"
     takes_weights: ClassVar[bool] = False
@@ -32,11 +33,11 @@ class Nnm(Before):
     def faults(self, f: int) -> int:
         return f if self.f is None else self.f
 
-    def matrix(self, rows: Rows) -> np.ndarray:
-        distances2 = rows.distances2
+    def apply(self, x: Messages) -> Messages:
+        distances2 = x.distances2
         np.fill_diagonal(distances2, -1.0)
-        keep = rows.count - rows.f
+        keep = x.count - x.f
         nearest = np.argsort(distances2, axis=1, kind="stable")[:, :keep]
-        matrix = np.zeros((rows.count, rows.count))
+        matrix = np.zeros((x.count, x.count))
         np.put_along_axis(matrix, nearest, 1.0 / keep, axis=1)
-        return matrix
+        return x.combine(matrix)

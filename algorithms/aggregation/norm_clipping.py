@@ -8,13 +8,14 @@ With a given c the workers shorten the messages before they add them up, and not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .contract import Aggregator, Decision, Reads, Rows
+from .contract import Aggregator
+from .messages import Answer, Messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,6 @@ class NormClipping(Aggregator):
     c: float | None = None
     c_relative: float | None = None
 
-    reads: ClassVar[tuple[Reads, ...]] = ("norms",)
     called: ClassVar[str] = "norm clipping"
 
     def __post_init__(self) -> None:
@@ -34,8 +34,8 @@ class NormClipping(Aggregator):
     def adds(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.c is not None
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        return Decision(rows.weights * factors(rows.norms, self.c, self.c_relative) / rows.weights.sum())
+    def aggregate(self, x: Messages) -> Answer:
+        return x.sum(x.weights * factors(x.norms, self.c, self.c_relative) / x.weights.sum())
 
     def contribution(self, x: Tensor, y: Tensor) -> Tensor:
         assert self.c is not None

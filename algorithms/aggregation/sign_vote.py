@@ -10,12 +10,13 @@ Sums of signs are exact in float64. Workers add them up, and no message is store
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
-from .contract import Aggregator, Decision, Reads, Rows
+from .contract import Aggregator
+from .messages import Answer, Messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,6 @@ class SignVote(Aggregator):
 
     by: ClassVar[Literal["weights", "columns"]] = "columns"
     adds: ClassVar[bool] = True
-    reads: ClassVar[tuple[Reads, ...]] = ("norms",)
     called: ClassVar[str] = "the vote of signs"
     takes_weights: ClassVar[bool] = False
     steps: ClassVar[bool] = True
@@ -35,9 +35,13 @@ class SignVote(Aggregator):
         if self.scale != "median_norm" and not self.scale > 0:
             raise ValueError(f"scale > 0 must hold, got scale={self.scale}")
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
+    def magnitude(self, x: Messages) -> float:
+        """The magnitude of each coordinate of the answer."""
         relative = self.scale == "median_norm"
-        return Decision(scale=float(np.median(rows.norms)) / rows.length**0.5 if relative else float(self.scale))
+        return float(np.median(x.norms)) / x.length**0.5 if relative else float(self.scale)
+
+    def aggregate(self, x: Messages) -> Answer:
+        return x.by_coordinate(self.magnitude(x))
 
     def columns(self, x: np.ndarray, f: int) -> np.ndarray:
         return np.sign(np.sign(x).sum(axis=0, dtype=np.float64))
@@ -45,5 +49,5 @@ class SignVote(Aggregator):
     def contribution(self, x: Tensor, y: Tensor) -> Tensor:
         return y.nan_to_num(0.0).sign() * x.isfinite().all()
 
-    def from_sum(self, total: Tensor, rows: Rows) -> Tensor:
-        return total.sign() * self.decide(rows, ()).scale
+    def from_sum(self, total: Tensor, weight: float, x: Messages) -> Tensor:
+        return total.sign() * self.magnitude(x)

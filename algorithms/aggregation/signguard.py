@@ -10,12 +10,13 @@ Xu et al., ICDCS 2022, arXiv:2109.05872. With M the median norm:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ...workloads import counted
-from .contract import Aggregator, Decision, Reads, Rows
+from .contract import Aggregator
+from .messages import Answer, Messages
 
 SHIFTS = 300
 """The largest number of shifts of a centre."""
@@ -30,7 +31,6 @@ class SignGuard(Aggregator):
     high: float = 3.0
     share: float = 0.1
 
-    reads: ClassVar[tuple[Reads, ...]] = ("norms", "signs")
     called: ClassVar[str] = "SignGuard"
 
     def __post_init__(self) -> None:
@@ -40,21 +40,22 @@ class SignGuard(Aggregator):
                 f"share={self.share}"
             )
 
-    def window(self, rows: Rows) -> slice:
-        size = max(1, int(self.share * rows.length))
-        start = counted.numpy_generator(int(rows.key), "window").integers(rows.length - size + 1)
+    def window(self, x: Messages) -> slice:
+        """The coordinates whose signs are counted in this round."""
+        size = max(1, int(self.share * x.length))
+        start = counted.numpy_generator(int(x.key), "window").integers(x.length - size + 1)
         return slice(int(start), int(start) + size)
 
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        assert rows.signs is not None
-        norms, middle = rows.norms, float(np.median(rows.norms))
+    def aggregate(self, x: Messages) -> Answer:
+        window, norms, middle = self.window(x), x.norms, float(np.median(x.norms))
         ordinary = (self.low * middle < norms) & (norms < self.high * middle)
-        features = rows.signs / (rows.signs.max(axis=0) + 1e-8)
+        shares = x.signs(window) / (window.stop - window.start)
+        features = shares / (shares.max(axis=0) + 1e-8)
         kept = ordinary & largest_cluster(features)
         if not kept.any():
-            return Decision(np.zeros(rows.count))
+            return x.sum(np.zeros(x.count))
         shortened = np.minimum(1.0, np.divide(middle, norms, out=np.ones_like(norms), where=norms > 0))
-        return Decision(np.where(kept, rows.weights * shortened, 0.0) / rows.weights[kept].sum())
+        return x.sum(np.where(kept, x.weights * shortened, 0.0) / x.weights[kept].sum())
 
 
 def largest_cluster(features: np.ndarray) -> np.ndarray:

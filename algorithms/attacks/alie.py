@@ -29,7 +29,7 @@ class Alie(CohortAttack):
     called: ClassVar[str] = "alie"
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
-        z = z_max(seen.rows, seen.byzantine) if self.z == "max" else float(self.z)
+        z = z_max(seen.total, seen.byzantine) if self.z == "max" else float(self.z)
         return Plan(number=z if self.sign == "+" else -z, columns={"z": z})
 
     def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:

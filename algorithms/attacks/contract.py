@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from ...workloads import counted
-from ..aggregation.contract import Reads
+from ..aggregation.messages import Messages
 
 Knows = Literal["honest", "own"]
 
@@ -141,46 +141,43 @@ class Columns(NamedTuple):
     key: Tensor
 
 
-class Seen(NamedTuple):
-    """What an attacker sees of one vector in a round.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Seen(Messages):
+    """What an attacker sees of one vector in a round: the messages that it knows.
 
-    count: h, the rows that it knows. byzantine: B, the rows that it sends. length: P. round: its number. clients: (h,)
-    the clients of the known rows. key: (), int64, as in `Columns`. norms2: (h,) the squared norms of the known rows.
-    gram: the inner products of the known rows, then of the vectors that the attack remembers, then of its direction;
-    None unless it reads "gram". signs: (3,) how many coordinates of the mean of the known rows are positive, zero and
-    negative; None unless it reads "signs". error: function of weights of those rows -> |F - mean| if all Byzantine
-    clients send the sum with these weights, for an attack that searches against the run's rule; else None.
+    The extra vectors behind them are those that the attack remembers, then its direction. byzantine: B, the messages
+    that it sends. clients: (h,) the clients of the known messages. error: function of weights of the known messages
+    and the extra vectors -> |F - mean| if all Byzantine clients send the sum with these weights, for an attack that
+    searches against the run's rule; else None.
     """
 
-    count: int
     byzantine: int
-    length: int
-    round: int
     clients: np.ndarray
-    key: Tensor
-    norms2: np.ndarray
-    gram: np.ndarray | None = None
-    signs: np.ndarray | None = None
     error: Callable[[np.ndarray], float] | None = None
 
     @property
-    def rows(self) -> int:
-        """S, all rows of the round."""
+    def total(self) -> int:
+        """S, all messages of the round."""
         return self.count + self.byzantine
 
     @property
     def mean(self) -> np.ndarray:
-        """The weights of the mean of the known rows among the rows of `gram`."""
-        assert self.gram is not None
-        return np.concatenate([np.full(self.count, 1.0 / self.count), np.zeros(len(self.gram) - self.count)])
+        """The weights of the mean of the known messages, among these and the extra vectors."""
+        extra = len(self.gram(extra=True)) - self.count
+        return np.concatenate([np.full(self.count, 1.0 / self.count), np.zeros(extra)])
+
+    def signs_of_mean(self) -> np.ndarray:
+        """(3,): how many coordinates of the mean of the known messages are positive, zero and negative."""
+        return self.combine(np.full((1, self.count), 1 / self.count)).signs(slice(0, self.length))[0]
 
 
 class Plan(NamedTuple):
     """What an attacker decides for one vector.
 
     copies: the position of a known row that all Byzantine clients send; else None, and `forge` makes their rows.
-    number, vector: numbers for `forge`. remember: for each vector that the attack remembers its weights among the rows
-    of `Seen.gram`. state: numbers for the next round. columns: for the record, named without their prefix `attack/`.
+    number, vector: numbers for `forge`. remember: for each vector that the attack remembers its weights among the known
+    messages and the extra vectors. state: numbers for the next round. columns: for the record, named without their
+    prefix `attack/`.
     """
 
     copies: int | None = None
@@ -195,11 +192,11 @@ class Plan(NamedTuple):
 class CohortAttack(Attack):
     """An attack that looks at the messages of other clients.
 
-    In a round the engine computes for each vector what `reads` names, asks for a `plan`, and has workers `forge` the
-    Byzantine rows, piece by piece.
+    In a round the engine asks for a `plan` for each vector, and has workers `forge` the Byzantine rows, piece by piece.
     """
 
-    reads: ClassVar[tuple[Reads, ...]] = ()
+    pairwise: ClassVar[bool] = False
+    """Whether it looks at inner products of the known messages. Their numbers must then fit the memory."""
     directs: ClassVar[bool] = False
     """Whether it has a `direction`."""
     remembers: ClassVar[int] = 0

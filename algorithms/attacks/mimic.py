@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregation.contract import Reads, product
+from ..aggregation.messages import product
 from . import draws
 from .contract import CohortAttack, Columns, Plan, Seen
 
@@ -39,7 +39,7 @@ class MimicWithWarmUp(CohortAttack):
 
     warmup: int = 1
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     directs: ClassVar[bool] = True
     remembers: ClassVar[int] = 2
     called: ClassVar[str] = "mimic"
@@ -54,9 +54,9 @@ class MimicWithWarmUp(CohortAttack):
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
         """The rows of the Gram matrix are the known ones, m, z, and in the first round g."""
-        assert seen.gram is not None
+        gram = seen.gram(extra=True)
         t, target = int(state[0]) + 1, int(state[1])
-        unit = np.eye(len(seen.gram))
+        unit = np.eye(len(gram))
         middle, z, g = unit[seen.count], unit[seen.count + 1], unit[seen.count + 2]
         if t == 1:
             middle = seen.mean
@@ -67,7 +67,7 @@ class MimicWithWarmUp(CohortAttack):
             z = self._scaled(seen, (t * z + u) / (1 + t))
         found = np.flatnonzero(seen.clients == target)
         if t == 1 or t < self.warmup or not len(found):
-            place = int(np.argmax(product(seen.gram, z)[: seen.count]))
+            place = int(np.argmax(product(gram, z)[: seen.count]))
         else:
             place = int(found[0])
         target = int(seen.clients[place]) if t <= max(1, self.warmup - 1) else target
@@ -77,8 +77,7 @@ class MimicWithWarmUp(CohortAttack):
     @staticmethod
     def _outer(seen: Seen, middle: np.ndarray, along: np.ndarray) -> np.ndarray:
         """The weights of sum of <x_i - m, v> (x_i - m). middle, along: the weights of m and v."""
-        assert seen.gram is not None
-        products = product(seen.gram, along)
+        products = product(seen.gram(extra=True), along)
         parts = products[: seen.count] - float(product(middle, products))
         weights = -parts.sum() * middle
         weights[: seen.count] += parts
@@ -87,8 +86,7 @@ class MimicWithWarmUp(CohortAttack):
     @staticmethod
     def _scaled(seen: Seen, weights: np.ndarray) -> np.ndarray:
         """The weights of the vector at length 1."""
-        assert seen.gram is not None
-        squared = float(product(weights, product(seen.gram, weights)))
+        squared = float(product(weights, product(seen.gram(extra=True), weights)))
         return weights / np.sqrt(squared) if squared > 0 else weights
 
 

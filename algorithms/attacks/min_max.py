@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from ..aggregation.contract import Reads, distances2, product
+from ..aggregation.messages import distances2, product
 from .alie import half_negated
 from .contract import CohortAttack, Columns, Plan, Seen
 
@@ -34,7 +34,7 @@ class MinMax(CohortAttack):
     p: Along = "std"
     negated: bool = False
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     directs: ClassVar[bool] = True
     called: ClassVar[str] = "min_max"
 
@@ -47,18 +47,16 @@ class MinMax(CohortAttack):
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
         """number: gamma in units of the direction's length, so that p need not be scaled."""
         gamma = self.gamma(seen)
-        assert seen.gram is not None
-        length = np.sqrt(max(0.0, seen.gram[-1, -1])) if self.p == "unit" else 1.0
+        length = np.sqrt(max(0.0, seen.gram(extra=True)[-1, -1])) if self.p == "unit" else 1.0
         return Plan(number=gamma, columns={"gamma": gamma * float(length)})
 
     def gamma(self, seen: Seen) -> float:
         """The largest gamma, for the direction as it is."""
-        assert seen.gram is not None
-        squared = seen.gram[-1, -1]
+        squared = seen.gram(extra=True)[-1, -1]
         if squared <= 0:
             return 0.0
         a, b = from_mean(seen)
-        largest = distances2(seen.gram[: seen.count, : seen.count]).max()
+        largest = distances2(seen.gram()).max()
         return float(((b + np.sqrt(np.maximum(0.0, b * b + squared * (largest - a)))) / squared).min())
 
     def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
@@ -73,8 +71,7 @@ class MinSum(MinMax):
     called: ClassVar[str] = "min_sum"
 
     def gamma(self, seen: Seen) -> float:
-        assert seen.gram is not None
-        squared = seen.gram[-1, -1]
+        squared = seen.gram(extra=True)[-1, -1]
         if squared <= 0:
             return 0.0
         a, _ = from_mean(seen)
@@ -83,9 +80,9 @@ class MinSum(MinMax):
 
 def from_mean(seen: Seen) -> tuple[np.ndarray, np.ndarray]:
     """((h,) |x_i - mean|^2, (h,) <p, mean - x_i>), where p is the last row of the Gram matrix."""
-    assert seen.gram is not None
-    products = product(seen.gram, seen.mean)
+    gram = seen.gram(extra=True)
+    products = product(gram, seen.mean)
     squared = float(product(seen.mean, products))
-    own = np.diagonal(seen.gram)[: seen.count]
+    own = np.diagonal(gram)[: seen.count]
     a = np.maximum(0.0, own - 2 * products[: seen.count] + squared)
-    return a, products[-1] - seen.gram[-1, : seen.count]
+    return a, products[-1] - gram[-1, : seen.count]

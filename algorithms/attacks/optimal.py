@@ -16,7 +16,6 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from ..aggregation.contract import Reads
 from .contract import CohortAttack, Columns, Plan, Seen
 
 
@@ -29,7 +28,7 @@ class OptimalIpm(CohortAttack):
     delta: float = 10.0
     ratio: float = 0.8
 
-    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    pairwise: ClassVar[bool] = True
     directs: ClassVar[bool] = True
     searches: ClassVar[bool] = True
     called: ClassVar[str] = "optimal_ipm"

@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor
 
 from ...workloads import counted
-from ..aggregation.contract import Reads
 from .contract import CohortAttack, Columns, Plan, Seen
 
 
@@ -23,13 +22,11 @@ class SignGuardNoise(CohortAttack):
 
     match: Literal["norm"] | None = None
 
-    reads: ClassVar[tuple[Reads, ...]] = ("signs",)
     called: ClassVar[str] = "signguard_noise"
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
         """number: the factor of the noise; vector: the numbers of positive and of negative coordinates."""
-        assert seen.signs is not None
-        positive, _, negative = (int(count) for count in seen.signs)
+        positive, _, negative = (int(count) for count in seen.signs_of_mean())
         factor = 1.0
         if self.match == "norm":
             values = shuffled(int(seen.key), seen.length, positive, negative)

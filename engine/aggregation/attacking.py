@@ -1,223 +1,200 @@
-"""The driver's part of an attack that reads the messages of a round: it has the workers write the Byzantine rows.
+"""An attack that looks at the messages of a round: the workers write what the Byzantine clients send.
 
-The forged rows lie behind those of the cohort in the files, so that the clients' own messages stay: a task that runs
-again gives the same bytes.
+Its rows lie behind those of the cohort in the files, so that the clients' own messages stay: a task that runs again
+gives the same bytes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ...algorithms.aggregation.contract import Rows, product
+from ...algorithms.aggregation.contract import Aggregator
+from ...algorithms.aggregation.messages import Answer, Messages, combined_gram, product
 from ...algorithms.attacks.contract import CohortAttack, Plan, Seen
-from ...workloads import counted
 from ..errors import MethodFailed
 from ..user_code import plugin_errors
-from .defence import Cohort, Decided, Defence, Passes, combined_gram, has_further_row, reads_gram
-from .passes import Forged, RowsOf
-from .planning import largest_cohort, number_of_faults
-from .vectors import Vector
+from .collected import Collected, Spans, StageState
+from .defence import answer_of, is_pairwise
+from .passes import StoredRows, Work, columns, direction, forged, weighted
+from .planning import largest_cohort
+from .vectors import vector_leaves
 
-if TYPE_CHECKING:
-    from .stage import Collected
-
-Remembered = tuple[tuple[tuple[Tensor, ...], tuple[tuple[Tensor, ...], ...]], ...]
+Remembered = tuple[tuple[Spans, tuple[Spans, ...]], ...]
 
 
 class Forgery:
-    """The attack of one round."""
+    """The attack of one round, on each vector by itself.
 
-    def __init__(self, collected: Collected, attack: CohortAttack) -> None:
-        self.collected, self.attack, self.runner = collected, attack, collected.runner
-        self.cohort, self.round, self.vectors = collected.cohort, collected.round.number, collected.single
-        self.passes = Passes(self.runner.run_pass, self.vectors, self.round)
+    Behind the rows of the known messages lie the vectors that the attack remembers, its direction, and the extra vector
+    of the rule if the attack searches against it.
+    """
+
+    def __init__(self, collected: Collected, attack: CohortAttack, rule: Aggregator, state: StageState) -> None:
+        """rule: for a round of this size."""
+        self.collected, self.attack, self.rule, self.state = collected, attack, rule, state
+        self.cohort, self.round, self.vectors = collected.cohort, collected.round, collected.vectors("each")
         honest = ~self.cohort.byzantine
-        self.known = np.flatnonzero(honest if attack.knows == "honest" and honest.any() else ~honest)
+        known = np.flatnonzero(honest if attack.knows == "honest" and honest.any() else ~honest)
+        self.known = [sound_of(known, norms2[known]) for norms2 in self.cohort.norms2.T]
         self.byzantine = int(self.cohort.byzantine.sum())
-        self.remembered = [self.runner.further + 1 + place for place in range(attack.remembers)]
-        self.directed = [self.runner.further + 1 + attack.remembers] if attack.directs else []
-        self.forged = largest_cohort(self.runner.run_spec) + np.arange(self.byzantine)
+        first = collected.extra_row + 1
+        self.remembered = [first + place for place in range(attack.remembers)]
+        self.directed = [first + attack.remembers] if attack.directs else []
+        extra = [collected.extra_row] if attack.searches and rule.extra else []
+        behind = [*self.remembered, *self.directed, *extra]
+        rows = [np.array([*self.cohort.rows[places], *behind], dtype=np.int64) for places in self.known]
+        self.passes = collected.passes(self.vectors, rows)
 
-    def run(self) -> tuple[Cohort, Remembered, dict[str, float]]:
-        """(the cohort with the forged rows, the state of the attack, columns for the record)."""
-        state = self.collected.state.attack
+    def run(self) -> tuple[Collected, Remembered, dict[str, float]]:
+        """(the messages with those of the Byzantine clients, the state of the attack, columns for the record)."""
+        state = self.state.attack
         self._write_remembered(state)
         if self.attack.directs:
             first = [not any(bool(span.any()) for each in kept for span in each) for _, kept in state]
-            forged = [Forged(Plan(), np.array(self.directed), self.key(n), first[n]) for n in range(len(self.vectors))]
-            self._write("direction", forged)
-        seen = self._seen()
+            to = np.array(self.directed)
+            work = {n: partial(direction, **self._forging(n), to=to, first=each) for n, each in enumerate(first)}
+            self._write("direction", work)
         plans = []
-        for number, each in enumerate(seen):
+        for number in range(len(self.vectors)):
+            seen = self._seen(number)
             with plugin_errors(f"round {self.round}: {self.attack.called} raised", MethodFailed):
-                plans.append(self.attack.plan(each, state[number][0]))
+                plans.append(self.attack.plan(seen, state[number][0]))
         kept = self._remember(plans, state)
-        norms2 = self._write("forged rows", [Forged(plan, self.forged, self.key(n)) for n, plan in enumerate(plans)])
-        cohort = self.cohort
-        rows, all_norms2 = cohort.rows.copy(), cohort.norms2.copy()
-        several = max(len(each) for each in norms2)
-        rows[cohort.byzantine] = self.forged if several > 1 else self.forged[0]
-        all_norms2[cohort.byzantine] = np.stack([np.broadcast_to(each, self.byzantine) for each in norms2], axis=1)
-        columns = {f"attack/{name}": value for name, value in plans[0].columns.items()}
-        return cohort._replace(rows=rows, norms2=all_norms2), kept, columns
+        to = largest_cohort(self.collected.run_spec) + np.arange(self.byzantine)
+        work = {n: partial(forged, **self._forging(n), to=to, plan=plan) for n, plan in enumerate(plans)}
+        norms2 = self._write("forged rows", work)
+        several = max(len(each) for each in norms2) > 1
+        all_norms2 = np.stack([np.broadcast_to(each, self.byzantine) for each in norms2], axis=1)
+        changed = self.collected.with_rows(self.cohort.byzantine, to if several else to[:1], all_norms2)
+        return changed, kept, {f"attack/{name}": value for name, value in plans[0].columns.items()}
 
-    def key(self, number: int) -> Tensor:
-        return counted.key(self.runner.seed, "attack", self.round, number)
+    def _about(self, number: int) -> dict[str, Any]:
+        return self.collected.about(self.vectors[number], "attack", self.round, number)
 
-    def _rows_of(self, number: int) -> RowsOf:
-        """The known rows of one vector, without rows that are not finite."""
-        rows = self.known
-        sound = np.isfinite(self.cohort.norms2[rows, number])
-        return RowsOf(self.cohort.rows[rows[sound] if sound.any() else rows])
+    def _forging(self, number: int) -> dict[str, Any]:
+        """What `direction` and `forged` are told of one vector."""
+        about, rows = self._about(number), self.passes.rows[number][: len(self.known[number])]
+        return {"rows": rows, "length": about["length"], "key": about["key"]}
 
     def _write_remembered(self, state: Remembered) -> None:
-        files = self.runner.files(self.collected.state_spec, self.round == 0)
         for vector, (_, kept) in zip(self.vectors, state, strict=True):
             for row, spans in zip(self.remembered, kept, strict=True):
-                for span, values in zip(vector.spans, spans, strict=True):
-                    files.write_span(row, span, values.numpy())
+                self.collected.files.write_spans(row, vector.spans, spans)
 
-    def _write(self, what: str, forged: list[Forged]) -> list[np.ndarray]:
+    def _write(self, what: str, work: Mapping[int, Work]) -> list[np.ndarray]:
         """Run a pass that writes rows. Returns for each vector the squared norms of what was written."""
-        of = [self._rows_of(number)._replace(forged=each) for number, each in enumerate(forged)]
         norms2: dict[int, np.ndarray] = {}
-        for piece, part in self.passes.parts(self.passes.tasks(what, of)):
+        for piece, part in self.passes.results(self.passes.tasks(what, work)):
             norms2[piece.vector] = norms2[piece.vector] + part if piece.vector in norms2 else part
         return [norms2[number] for number in range(len(self.vectors))]
 
-    # --- what the attacker sees ---------------------------------------------------------------------------------------
-    def _seen(self) -> list[Seen]:
-        attack, numbers = self.attack, range(len(self.vectors))
-        of = [self._rows_of(number) for number in numbers]
-        grams: dict[int, np.ndarray] = {}
-        further = [self.runner.further] if attack.searches and has_further_row(self.runner.rule) else []
-        if "gram" in attack.reads:
-            rows = [np.array([*each.rows, *self.remembered, *self.directed, *further]) for each in of]
-            grams = self.passes.grams([RowsOf(each) for each in rows])
-        signs = self._signs_of_mean(of) if "signs" in attack.reads else {}
-        found = []
-        for number in numbers:
-            gram = grams.get(number)
-            places = np.searchsorted(self.cohort.rows, of[number].rows)
-            error = Search(self, number, of[number].rows, gram).error if attack.searches and gram is not None else None
-            known = gram if gram is None or not further else gram[:-1, :-1]
-            found.append(
-                Seen(
-                    len(places), self.byzantine, self.vectors[number].length, self.round, self.cohort.clients[places],
-                    self.key(number), self.cohort.norms2[places, number], known, signs.get(number), error,
-                )
-            )  # fmt: skip
-        return found
-
-    def _signs_of_mean(self, of: list[RowsOf]) -> dict[int, np.ndarray]:
-        """number of a vector -> (3,) how many coordinates of the mean are positive, zero, negative."""
-        everywhere = [
-            each._replace(matrix=np.full((1, len(each.rows)), 1 / len(each.rows)), places=np.arange(vector.length))
-            for each, vector in zip(of, self.vectors, strict=True)
-        ]
-        return {number: np.sum(parts, axis=0)[0] for number, parts in self.passes.places("signs", everywhere).items()}
+    def _seen(self, number: int) -> Seen:
+        """What the attacker sees of one vector."""
+        places = self.known[number]
+        norms2, extra = self.cohort.norms2[places, number], len(self.remembered) + len(self.directed)
+        stored = StoredRows(norms2=norms2, passes=self.passes, number=number, extra=extra)
+        error = self._error(number) if self.attack.searches else None
+        more = {"byzantine": self.byzantine, "clients": self.cohort.clients[places], "error": error}
+        return Seen(stored=stored, **self._about(number), weights=np.ones(len(places)), **more)
 
     # --- what it remembers ------------------------------------------------------------------------------------------
     def _remember(self, plans: list[Plan], state: Remembered) -> Remembered:
-        if not self.attack.remembers:
-            return tuple((plan.state, ()) for plan in plans)
         kept = []
         for place in range(self.attack.remembers):
-            of = []
+            work: dict[int, Work] = {}
             for number, plan in enumerate(plans):
-                rows = np.array([*self._rows_of(number).rows, *self.remembered, *self.directed])
-                of.append(RowsOf(rows, plan.remember[place]))
-            leaves = 1 + max(span.leaf for vector in self.vectors for span in vector.spans)
-            flat = [np.zeros(self._end(leaf)) for leaf in range(leaves)]
-            self.passes.answers("weighted sum", of, flat)
+                weights = plan.remember[place]
+                work[number] = partial(weighted, rows=self.passes.rows[number][: len(weights)], weights=weights)
+            flat = [np.zeros(leaf.numel()) for leaf in vector_leaves(self.collected.sample)]
+            self.passes.answers("weighted sum", work, flat)
             kept.append(flat)
         found = []
         for number, (plan, vector) in enumerate(zip(plans, self.vectors, strict=True)):
-            like = state[number][1]
             vectors = tuple(
                 tuple(
                     torch.from_numpy(flat[span.leaf][span.begin : span.end].copy()).to(old.dtype)
                     for span, old in zip(vector.spans, spans, strict=True)
                 )
-                for flat, spans in zip(kept, like, strict=True)
+                for flat, spans in zip(kept, state[number][1], strict=True)
             )
             found.append((plan.state, vectors))
         return tuple(found)
 
-    def _end(self, leaf: int) -> int:
-        """The number of entries of a leaf."""
-        spans = [span for vector in self.vectors for span in (*vector.spans, *vector.statistics)]
-        return max(span.end for span in spans if span.leaf == leaf)
-
-
-class Search:
-    """What an attacker that searches against the rule may evaluate: the distance by which the rule's answer moves."""
-
-    def __init__(self, forgery: Forgery, number: int, rows: np.ndarray, gram: np.ndarray) -> None:
-        """number: of the vector. rows: the known rows in the files. gram: see `Seen`, and the further row of the rule
-        behind it."""
-        self.forgery, self.number, self.gram = forgery, number, gram
-        collected = forgery.collected
-        self.runner = collected.runner
-        self.defence = Defence(self.runner, forgery.passes, collected.state, forgery.cohort.drawn)
-        self.rule = self.defence.rule
-        self.further = [self.runner.further] if has_further_row(self.rule) else []
-        self.rows = np.array([*rows, *forgery.remembered, *forgery.directed, *self.further])
-        cohort = forgery.cohort
+    # --- the search against the rule --------------------------------------------------------------------------------
+    def _error(self, number: int) -> Callable[[np.ndarray], float]:
+        """The function `Seen.error` for one vector."""
+        known, cohort, rule = self.known[number], self.cohort, self.rule
         byzantine = np.flatnonzero(cohort.byzantine)
-        known = np.searchsorted(cohort.rows, rows)
-        honest = not cohort.byzantine[known].any()
         everyone = np.concatenate([known, byzantine])
+        honest = not cohort.byzantine[known].any()
         order = np.argsort(everyone, kind="stable") if honest else np.arange(len(everyone))
-        self.sender = (
-            order >= len(known),
-            np.where(order < len(known), order, 0),
-        )  # (whether it is forged, else which)
-        self.weights = cohort.weights[everyone[order]]
-        self.count = len(known)
-        self.broken = len(cohort.clients) - len(everyone) if honest else 0  # messages that the rule will leave out
-
-    def error(self, sent: np.ndarray) -> float:
-        """|F - mean of the known rows| if every Byzantine client sends the sum with these weights of the rows that the
-        attacker knows of."""
-        forged, which = self.sender
-        size = len(self.gram)
-        matrix = np.zeros((len(forged) + len(self.further), size))
-        matrix[np.flatnonzero(~forged), which[~forged]] = 1.0
-        matrix[np.flatnonzero(forged), : len(sent)] = sent
-        if self.further:
-            matrix[-1, -1] = 1.0
+        forges, which = order >= len(known), order[order < len(known)]  # which of the known ones the others send
+        broken = len(cohort.clients) - len(everyone) if honest else 0  # messages that the rule will leave out
+        f = max(0, self.collected.faults(len(everyone) + broken, self.byzantine) - broken)
+        weights = cohort.weights[everyone[order]] if self.vectors[number].weighted else np.ones(len(everyone))
+        about, extra, size = self.collected.about(self.vectors[number]), bool(rule.extra), len(self.passes.rows[number])
         mean = np.zeros(size)
-        mean[: self.count] = 1.0 / self.count
-        gram = combined_gram(matrix, self.gram)
-        rows = self._rows(gram)
-        mixed = self.defence.mix(rows if reads_gram(self.rule) else rows._replace(gram=None))
-        messages = matrix[: len(forged)]
-        whole = messages if mixed.matrix is None else product(mixed.matrix, messages)
-        mixed = self.defence.look({self.number: mixed}, {self.number: RowsOf(self.rows, matrix=whole)})[self.number]
-        decided = self.defence.decide(self.number, mixed)
-        if self.rule.by == "weights":
-            weights = decided.weights()
-            difference = product(matrix.T, weights) - mean
-            return float(np.sqrt(max(0.0, float(product(difference, product(self.gram, difference))))))
-        return self._by_columns(decided, messages, mean)
+        mean[: len(known)] = 1.0 / len(known)
 
-    def _rows(self, gram: np.ndarray) -> Rows:
-        vector: Vector = self.forgery.vectors[self.number]
-        count = len(self.sender[0])
-        of = (count + self.broken, self.forgery.cohort.drawn, self.forgery.byzantine)
-        f = max(0, number_of_faults(self.runner.run_spec, *of) - self.broken)
-        norms2 = np.maximum(np.diagonal(gram)[:count], 0.0)
-        return self.runner.rows(vector, self.weights, f, norms2, self.forgery.round, gram)
+        def error(sent: np.ndarray) -> float:
+            sends = np.zeros((len(everyone) + extra, size))
+            sends[np.flatnonzero(~forges), which] = 1.0
+            sends[np.flatnonzero(forges), : len(sent)] = sent
+            if extra:
+                sends[-1, -1] = 1.0
+            gram = combined_gram(sends, self.passes.grams()[number])
+            norms2 = np.maximum(np.diagonal(gram)[: len(everyone)], 0.0)
+            more = {"sends": sends, "inner_products": gram, "compares": is_pairwise(rule)}
+            stored = Imagined(norms2=norms2, passes=self.passes, number=number, **more)
+            x = Messages(stored=stored, **about, weights=weights, f=f, state=self.state.rule[number])
+            return stored.distance(answer_of(rule, x, self.collected.full_cohort), mean)
 
-    def _by_columns(self, decided: Decided, messages: np.ndarray, mean: np.ndarray) -> float:
-        """The same for a rule by columns: one pass over the rows."""
-        chosen = decided.combination(len(messages))
-        matrix = messages if chosen is None else product(chosen, messages)
-        of: list[Any] = [None] * len(self.forgery.vectors)
-        of[self.number] = RowsOf(self.rows, None, matrix, decided.f, decided.decision.scale, mean)
-        return float(np.sqrt(self.forgery.passes.answers("columns", of, None)[self.number][0]))
+        return error
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Imagined(StoredRows):
+    """Messages that are combinations of the rows that an attacker knows, as if they had been sent. sends: (S + E, n),
+    the weights of all rows. inner_products: (S + E, S + E). compares: whether the rule looks at them."""
+
+    sends: np.ndarray
+    inner_products: np.ndarray
+    compares: bool
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self.passes.rows[self.number]
+
+    @property
+    def has_gram(self) -> bool:
+        return self.compares
+
+    def gram(self) -> np.ndarray:
+        return self.inner_products
+
+    def of_rows(self, matrix: np.ndarray | None) -> np.ndarray:
+        """(S', n): the weights of the rows in combinations of the messages."""
+        own = self.sends[: len(self.norms2)]
+        return own if matrix is None else product(matrix, own)
+
+    def distance(self, answer: Answer, mean: np.ndarray) -> float:
+        """How far an answer is from the sum of the rows with the weights `mean`, (n,)."""
+        if answer.weights is None:
+            matrix, f, scale = self.of_rows(answer.messages.matrix), answer.messages.f, answer.scale
+            work = partial(columns, rows=self.rows, matrix=matrix, f=f, scale=scale, mean=mean)
+            return float(np.sqrt(self.passes.answers("columns", {self.number: work}, None)[self.number][0]))
+        difference = product(self.sends.T, answer.stored_weights()) - mean
+        gram = self.passes.grams()[self.number]
+        return float(np.sqrt(max(0.0, float(product(difference, product(gram, difference))))))
+
+
+def sound_of(places: np.ndarray, norms2: np.ndarray) -> np.ndarray:
+    """Those of some messages whose squared norms are finite, or all of them if there is none."""
+    sound = np.isfinite(norms2)
+    return places[sound] if sound.any() else places

@@ -1,270 +1,177 @@
-"""One round's passes over the rows of messages, and the rule of aggregation as the driver asks it for its decision."""
+"""The rule of aggregation on the messages that a round has collected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ...algorithms.aggregation.contract import UNIT, Aggregator, Before, Decision, Rows, product
+from ...algorithms.aggregation.contract import Aggregator, Mean
+from ...algorithms.aggregation.messages import Answer, Messages, product
+from ...algorithms.contract import Message
 from ..errors import MethodFailed, TooFewMessages
-from ..reduction.round_totals import RoundTotals
-from ..reduction.tree import TaskResult
 from ..user_code import plugin_errors
-from .passes import PassTask, RowsOf, add_grams, in_piece
-from .vectors import Piece, Vector, in_tasks, pieces_of
-
-if TYPE_CHECKING:
-    from .stage import StageRunner
-
-RunPass = Callable[[Sequence[PassTask]], Iterable[TaskResult]]
+from .collected import Collected, StageState
+from .passes import StoredRows, Work, columns, weighted
+from .vectors import grouped, shaped, spans_of, vector_leaves, with_vector_leaves
 
 
-class StageState(NamedTuple):
-    """What the parts of the stage keep from round to round.
+class Aggregated(NamedTuple):
+    """The result of the stage in a round. columns: for the record. notes: sentences for the log."""
 
-    rule: the state of the rule for each vector. last: for each vector the answer of the round before, a tensor for each
-    span; () if the rule does not read it. attack: for each vector the attack's numbers and the vectors that it keeps, a
-    tensor for each span. noise: the state of the noise.
-    """
-
-    rule: tuple[Any, ...] = ()
-    last: tuple[tuple[Tensor, ...], ...] = ()
-    attack: tuple[tuple[tuple[Tensor, ...], tuple[tuple[Tensor, ...], ...]], ...] = ()
-    noise: Any = ()
+    mean: Message
+    state: StageState
+    columns: dict[str, float]
+    notes: tuple[str, ...] = ()
 
 
-class Cohort(NamedTuple):
-    """The clients that have sent messages, in ascending client number.
-
-    clients: (S,). rows: (S,) of their messages in the files. weights: (S,) their client weights. norms2: (S, V) the
-    squared norms of the vectors, each by itself. byzantine: (S,) bool: which clients attack in this round. drawn: the
-    number of clients in the round, with those that were dropped.
-    """
-
-    clients: np.ndarray
-    rows: np.ndarray
-    weights: np.ndarray
-    norms2: np.ndarray
-    byzantine: np.ndarray
-    drawn: int
-
-    @staticmethod
-    def of(sampled: np.ndarray, weights: np.ndarray, byzantine: np.ndarray, totals: RoundTotals) -> Cohort:
-        """sampled: (S,) in ascending order. weights: (S,) their client weights. byzantine: (S,) which of them attack in
-        this round."""
-        order = np.argsort(totals.clients["id"])
-        clients = totals.clients["id"][order]
-        rows = np.searchsorted(sampled, clients)
-        norms2 = totals.clients["norms2"][order] if "norms2" in totals.clients else np.zeros((len(clients), 0))
-        return Cohort(clients, rows, weights[rows], norms2, byzantine[rows], len(sampled))
+def is_pairwise(rule: Aggregator) -> bool:
+    """Whether the rule, or what stands before it, compares messages in pairs."""
+    return rule.pairwise or any(part.pairwise for part in rule.before)
 
 
-class Mixed(NamedTuple):
-    """What a rule knows of one vector, and the matrix of the pre-aggregations, None if there are none."""
-
-    rows: Rows
-    matrix: np.ndarray | None
-
-
-class Decided(NamedTuple):
-    """A rule's decision on one vector. matrix: that of the pre-aggregations, or None. f: the f of the rule."""
-
-    decision: Decision
-    matrix: np.ndarray | None
-    f: int
-
-    def weights(self) -> np.ndarray:
-        """The weights of the rows, for a rule by weights."""
-        weights = self.decision.weights
-        assert weights is not None
-        if self.matrix is not None:
-            own = product(self.matrix.T, weights[: len(self.matrix)])
-            weights = np.append(own, weights[len(self.matrix) :])  # the further row is never mixed
-        return weights * self.decision.scale
-
-    def statistics(self, count: int) -> np.ndarray:
-        """(count,): the weights of the running statistics of `count` messages, for a rule by weights: the same as those
-        of the messages, as far as these are weights of a mean of the messages and of what is there already. A further
-        row has none. Otherwise a variance or a count could become negative."""
-        weights = np.maximum(self.weights()[:count], 0.0)
-        total = weights.sum()
-        return weights / total if total > 1 + count * np.finfo(float).eps else weights
-
-    def combination(self, count: int) -> np.ndarray | None:
-        """The matrix by which `count` rows are combined before their columns are read, or None."""
-        if self.decision.chosen is None:
-            return self.matrix
-        return (np.eye(count) if self.matrix is None else self.matrix)[self.decision.chosen]
+def answer_of(rule: Aggregator, x: Messages, cohort: int) -> Answer:
+    """The answer of a rule, with what stands before it. cohort: the number of clients that every round should have."""
+    f = x.f
+    for part in rule.before:
+        own = part.faults(f)
+        check_count(part.called, x, own, part.fewest(own), cohort)
+        with plugin_errors(f"round {x.round}: {part.called} raised", MethodFailed):
+            x = part.apply(replace(x, f=own))
+    x = replace(x, f=f)
+    check_count(rule.called, x, f, rule.fewest(f), cohort)
+    if why := rule.refuses(x.count, f):
+        raise TooFewMessages(f"round {x.round}: {why}")
+    with plugin_errors(f"round {x.round}: {rule.called} raised", MethodFailed):
+        return rule.aggregate(x)
 
 
-class Passes:
-    """The passes over the rows of one round's messages, for a list of vectors."""
-
-    def __init__(self, run_pass: RunPass, vectors: Sequence[Vector], round: int) -> None:
-        self.run, self.vectors, self.round = run_pass, vectors, round
-
-    def tasks(self, what: str, of: Sequence[RowsOf | None], pieces: Sequence[Piece] | None = None) -> list[PassTask]:
-        """pieces: those to go through; None for all that decide."""
-        pieces = pieces_of(self.vectors, False) if pieces is None else pieces
-        wanted = [piece for piece in pieces if of[piece.vector] is not None]
-        lengths = tuple(vector.length for vector in self.vectors)
-        return [
-            PassTask(index, what, part, tuple(of), self.round, lengths) for index, part in enumerate(in_tasks(wanted))
-        ]
-
-    def grams(self, of: Sequence[RowsOf | None]) -> dict[int, np.ndarray]:
-        """number of a vector -> its Gram matrix."""
-        tasks = self.tasks("Gram matrix", of)
-        return add_grams(tasks, self.run(tasks))
-
-    def parts(self, tasks: Sequence[PassTask]) -> list[tuple[Piece, np.ndarray]]:
-        """What a pass gives for its pieces, in their order."""
-        found = {result.index: [np.array(part) for part in result.leaves or []] for result in self.run(tasks)}
-        return [item for task in tasks for item in zip(task.pieces, found[task.index], strict=True)]
-
-    def places(self, what: str, of: Sequence[RowsOf | None]) -> dict[int, list[np.ndarray]]:
-        """number of a vector -> what the pass "values" or "signs" gives for its pieces, in order."""
-        pieces = []
-        for piece in pieces_of(self.vectors, False):
-            rows_of = of[piece.vector]
-            if rows_of is not None and rows_of.places is not None and len(in_piece(rows_of.places, piece)):
-                pieces.append(piece)
-        found: dict[int, list[np.ndarray]] = {}
-        for piece, part in self.parts(self.tasks(what, of, pieces)):
-            found.setdefault(piece.vector, []).append(part)
-        return found
-
-    def answers(self, what: str, of: Sequence[RowsOf | None], flat: list[np.ndarray] | None) -> dict[int, np.ndarray]:
-        """Run the pass "columns" or "weighted sum". Returns for each vector |F - mean|^2 and |mean|^2, (2,). flat: the
-        leaves into which the answers are written, or None."""
-        tasks = self.tasks(what, of, None if flat is None else pieces_of(self.vectors, True))
-        apart: dict[int, dict[int, np.ndarray]] = {}
-        for result in self.run(tasks):
-            task = tasks[result.index]
-            *parts, sums = result.leaves or []
-            if flat is not None:
-                for piece, part in zip(task.pieces, parts, strict=True):
-                    flat[piece.span.leaf][piece.span.begin : piece.span.end] = part
-            for number, numbers in zip(task.numbers, sums, strict=True):
-                apart.setdefault(number, {})[task.index] = np.array(numbers)
-        return {number: sum((by[i] for i in sorted(by)), np.zeros(2)) for number, by in apart.items()}
+def check_count(called: str, x: Messages, f: int, fewest: int, cohort: int) -> None:
+    """Raise TooFewMessages unless a part of the stage accepts so few messages."""
+    if x.count < fewest:
+        raise TooFewMessages(
+            f"round {x.round}: {x.count} of {cohort} messages are left, and {called} with f={f} needs {fewest} or "
+            "more; see engine.on_failure"
+        )
 
 
 class Defence:
-    """The rule of one round, with its pre-aggregations."""
+    """The rule of one round."""
 
-    def __init__(self, runner: StageRunner, passes: Passes, state: StageState, drawn: int) -> None:
-        """drawn: the number of clients in the round."""
-        self.runner, self.passes, self.state = runner, passes, state
-        self.rule = runner.rule.scaled(drawn, runner.run_spec.experiment.federation.cohort)
+    def __init__(self, collected: Collected, rule: Aggregator, state: StageState) -> None:
+        """rule: for a round of this size."""
+        self.collected, self.rule, self.state, self.cohort = collected, rule, state, collected.cohort
+        self.vectors = collected.vectors(rule.vectors)
+        self.norms2, sound = grouped(self.cohort.norms2, collected.vectors("each"), self.vectors)
+        self.sound = sound | isinstance(rule, Mean)  # (S, V): all other messages are left out
+        extra = [collected.extra_row] if rule.extra else []
+        rows = [np.array([*self.cohort.rows[sound], *extra], dtype=np.int64) for sound in self.sound.T]
+        self.passes = collected.passes(self.vectors, rows)
 
-    def mix(self, rows: Rows) -> Mixed:
-        """What the rule knows of one vector after the pre-aggregations. rows: the rows before them."""
-        f, matrix = rows.f, None
-        for part in self.rule.before:
-            own = part.faults(f)
-            self._check_count(part.called, rows.count, own, part.fewest(own))
-            with plugin_errors(f"round {rows.round}: {part.called} raised", MethodFailed):
-                step = part.matrix(without_further(rows._replace(f=own)))
-            matrix = step if matrix is None else product(step, matrix)
-            rows = transformed(rows, step, part.scales)
-        self._check_count(self.rule.called, rows.count, f, self.rule.fewest(f))
-        if why := self.rule.refuses(rows.count, f):
-            raise TooFewMessages(f"round {rows.round}: {why}")
-        return Mixed(rows, matrix)
+    def run(self) -> Aggregated:
+        """The rule's answer for all vectors."""
+        if is_pairwise(self.rule):
+            self.passes.grams()
+        answers = [self._answer(number, self._weights(number)) for number in range(len(self.vectors))]
+        weights = None if answers[0].weights is None else answers[0].stored_weights()
+        leaves, apart = self._computed(answers, weights)
+        state = self.state._replace(rule=tuple(answer.state for answer in answers))
+        if state.last:
+            state = state._replace(last=spans_of(self.vectors, [leaf.detach().cpu().reshape(-1) for leaf in leaves]))
+        record = self._columns(apart, weights)
+        record |= {f"robust/{name}": value for name, value in answers[0].columns.items()}
+        notes = tuple(answer.note for answer in answers if answer.note)
+        return Aggregated(with_vector_leaves(self.collected.sample, leaves), state, record, notes[:1])
 
-    def _check_count(self, called: str, count: int, f: int, fewest: int) -> None:
-        if count < fewest:
-            cohort = self.runner.run_spec.experiment.federation.cohort
-            raise TooFewMessages(
-                f"round {self.passes.round}: {count} of {cohort} messages are left, and {called} with f={f} needs "
-                f"{fewest} or more; see engine.on_failure"
+    @property
+    def honest(self) -> np.ndarray:
+        """(S,) bool: which of the messages of the first vector are honest."""
+        return ~self.cohort.byzantine[self.sound[:, 0]]
+
+    # --- what the rule gets -------------------------------------------------------------------------------------------
+    def _weights(self, number: int) -> np.ndarray:
+        """(S,) the client weights of a vector's messages."""
+        weights = self.cohort.weights[self.sound[:, number]]
+        return weights if self.vectors[number].weighted else np.ones(len(weights))
+
+    def _answer(self, number: int, weights: np.ndarray) -> Answer:
+        """The rule's answer for one vector."""
+        sound, byzantine = self.sound[:, number], self.cohort.byzantine
+        f = max(0, self.collected.faults(len(byzantine), int(byzantine.sum())) - int((~sound).sum()))
+        norms2, extra = self.norms2[sound, number], 1 if self.rule.extra else 0
+        stored = StoredRows(norms2=norms2, passes=self.passes, number=number, extra=extra)
+        about = self.collected.about(self.vectors[number])
+        x = Messages(stored=stored, **about, weights=weights, f=f, state=self.state.rule[number])
+        return answer_of(self.rule, x, self.collected.full_cohort)
+
+    # --- what becomes of its answer -----------------------------------------------------------------------------------
+    def _computed(self, answers: Sequence[Answer], weights: np.ndarray | None) -> tuple[list[Tensor], np.ndarray]:
+        """(the leaves of the message that takes the place of the mean, (2,) |F - mean|^2 and |mean|^2 of the first
+        vector over the honest messages). weights: of the messages in the first answer, if it is a sum."""
+        mean, gram = self.honest / max(1, self.honest.sum()), self.passes.known_grams
+        in_gram = gram is not None and weights is not None  # then the comparison needs no look at the messages
+        work = {n: self._work(n, answer, None if n or in_gram else mean) for n, answer in enumerate(answers)}
+        samples = vector_leaves(self.collected.sample)
+        flat = [np.zeros(sample.numel()) for sample in samples]
+        apart = self.passes.answers("columns" if self.rule.by == "columns" else "weighted sum", work, flat)[0]
+        if gram is not None and weights is not None:
+            own, honest = (filled(each, len(gram[0])) for each in (weights, mean))
+            pairs = [(each, product(gram[0], each)) for each in (own - honest, honest)]
+            apart = np.array([max(0.0, float(product(*pair))) for pair in pairs])
+        return shaped([torch.from_numpy(values) for values in flat], samples), apart
+
+    def _work(self, number: int, answer: Answer, mean: np.ndarray | None) -> Work:
+        """What workers compute of the pieces of one vector. mean: (S,), the weights of the mean with which the answer
+        is compared, or None."""
+        rows, statistics = self.passes.rows[number], self._statistics(number, answer)
+        if answer.weights is None:
+            rows, x = rows[: self.sound[:, number].sum()], answer.messages
+            return partial(
+                columns, rows=rows, matrix=x.matrix, f=x.f, scale=answer.scale, statistics=statistics, mean=mean
             )
+        weights, plain = self._weights(number), None
+        if self.vectors[number].plain and (weights != weights[:1]).any():
+            plain = filled(self._answer(number, np.ones(len(weights))).stored_weights(), len(rows))
+        return partial(
+            weighted,
+            rows=rows,
+            weights=filled(answer.stored_weights(), len(rows)),
+            plain=plain,
+            statistics=None if statistics is None else filled(statistics, len(rows)),
+            mean=None if mean is None else filled(mean, len(rows)),
+        )
 
-    def look(self, mixed: dict[int, Mixed], of: dict[int, RowsOf]) -> dict[int, Mixed]:
-        """The same, with the values or the signs that the rule reads. of: what is read of each vector, with the matrix
-        of all pre-aggregations."""
-        signs = "signs" in self.rule.reads
-        if not signs and "values" not in self.rule.reads:
-            return mixed
-        wanted: list[RowsOf | None] = [None] * len(self.passes.vectors)
-        for number, each in mixed.items():
-            places = self._window(each.rows) if signs else self.rule.places(each.rows)
-            wanted[number] = of[number]._replace(places=places)
-        found = self.passes.places("signs" if signs else "values", wanted)
-        looked = {}
-        for number, each in mixed.items():
-            parts, read = found[number], wanted[number]
-            assert read is not None
-            assert read.places is not None
-            if signs:
-                looked[number] = each._replace(rows=each.rows._replace(signs=sum(parts) / len(read.places)))
-            else:
-                looked[number] = each._replace(rows=each.rows._replace(values=np.concatenate(parts, axis=1)))
-        return looked
+    def _statistics(self, number: int, answer: Answer) -> np.ndarray | None:
+        """(S,) the weights of the messages for the running statistics of a vector: those of the answer, as far as these
+        are weights of a mean of the messages and of what is there already. Otherwise a variance or a count could become
+        negative. None where the rule's function of each coordinate serves them."""
+        if self.rule.steps:
+            weights = self.cohort.weights[self.sound[:, number]]
+            return weights / weights.sum()
+        if answer.weights is None:
+            return None
+        weights = np.maximum(answer.stored_weights()[: self.sound[:, number].sum()], 0.0)
+        total = weights.sum()
+        return weights / total if total > 1 + len(weights) * np.finfo(float).eps else weights
 
-    def _window(self, rows: Rows) -> np.ndarray:
-        window = self.rule.window(rows)
-        return np.arange(window.start, window.stop)
-
-    def decide(self, number: int, mixed: Mixed) -> Decided:
-        """The rule's decision on one vector."""
-        with plugin_errors(f"round {self.passes.round}: {self.rule.called} raised", MethodFailed):
-            return Decided(self.rule.decide(mixed.rows, self.state.rule[number]), mixed.matrix, mixed.rows.f)
-
-
-def reads_gram(rule: Aggregator) -> bool:
-    """Whether a rule or a pre-aggregation needs the Gram matrix of the rows: because it declares that, or because it
-    needs the norms of rows that are combinations of other rows."""
-    parts: list[Before | Aggregator] = [*rule.before, rule]
-    combined = False
-    for part in parts:
-        if "gram" in part.reads or ("norms" in part.reads and combined):
-            return True
-        combined = combined or (isinstance(part, Before) and not part.scales)
-    return False
+    def _columns(self, apart: np.ndarray, weights: np.ndarray | None) -> dict[str, float]:
+        """The columns robust/… of the first vector, see docs/howto/robustness.md. apart, weights: see `_computed`."""
+        honest = self.honest
+        record = {"robust/broken": float((~self.sound).any(1).sum())}
+        spread2 = float(self.norms2[self.sound[:, 0], 0][honest].mean()) - apart[1] if honest.any() else 0.0
+        record["robust/error"] = float(np.sqrt(apart[0] / spread2)) if spread2 > 0 else 0.0
+        if weights is not None and self.collected.run_spec.stage.attack is not None:
+            own = weights[: len(honest)]
+            record["robust/kept_honest"] = float(own[honest].sum())
+            record["robust/kept_byzantine"] = float(own[~honest].sum())
+        return record
 
 
-def has_further_row(rule: Aggregator) -> bool:
-    """Whether a vector that is no message of the cohort appears as a further row, see `Rows`."""
-    return "last" in rule.reads or "trusted" in rule.reads
-
-
-def without_further(rows: Rows) -> Rows:
-    """The rows as a pre-aggregation sees them: without a further row."""
-    if rows.gram is None:
-        return rows
-    errors = None if rows.errors is None else rows.errors[: rows.count, : rows.count]
-    return rows._replace(gram=rows.gram[: rows.count, : rows.count], errors=errors)
-
-
-def transformed(rows: Rows, matrix: np.ndarray, scales: bool) -> Rows:
-    """The rows after a pre-aggregation, see `Before.matrix`. scales: whether it only multiplies rows by numbers."""
-    weights = rows.weights if scales else np.ones(len(matrix))
-    changed = rows._replace(count=len(matrix), weights=weights)
-    if rows.gram is not None:
-        further = len(rows.gram) - rows.count
-        whole = np.zeros((len(matrix) + further, len(rows.gram)))
-        whole[: len(matrix), : rows.count] = matrix
-        whole[len(matrix) :, rows.count :] = np.eye(further)
-        gram, errors = combined_gram(whole, rows.gram), combined_errors(whole, rows.gram, rows.errors)
-        return changed._replace(gram=gram, errors=errors, norms2=np.maximum(np.diagonal(gram)[: len(matrix)], 0.0))
-    if scales:
-        return changed._replace(norms2=np.square(np.diagonal(matrix)) * rows.norms2)
-    return changed._replace(norms2=np.full(len(matrix), np.nan))  # these are never read, see `reads_gram`
-
-
-def combined_errors(matrix: np.ndarray, gram: np.ndarray, errors: np.ndarray | None) -> np.ndarray:
-    """Bounds of the rounding errors of `combined_gram`: two products of n terms each, on a Gram matrix that has errors
-    of its own."""
-    inexact = 2 * (len(gram) + 1) * UNIT * np.abs(gram) + (0.0 if errors is None else errors)
-    return product(np.abs(matrix), inexact, np.abs(matrix).T)
-
-
-def combined_gram(matrix: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """The Gram matrix of the rows of `matrix` times rows with this Gram matrix; it is symmetric to the bit."""
-    found = product(matrix, gram, matrix.T)
-    return np.triu(found) + np.triu(found, 1).T
+def filled(weights: np.ndarray, count: int) -> np.ndarray:
+    """(count,): the weights, and 0 for the extra vectors behind the messages."""
+    return np.append(weights, np.zeros(count - len(weights)))

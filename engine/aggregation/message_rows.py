@@ -20,14 +20,14 @@ from ..errors import StoreFull
 from ..state.row_files import PIECES_PER_CALL, locate, make_files, paths, positions_by_file, remove_files, skip_bytes
 from .vectors import Span
 
-FURTHER = 6
+EXTRA = 6
 """The number of rows for vectors that are no messages: the state of a rule, a trusted update, directions of an
 attack."""
 
 
 def capacity(cohort: int, attacked: bool) -> int:
     """The number of rows that a round with so many clients may need."""
-    return cohort * (2 if attacked else 1) + FURTHER
+    return cohort * (2 if attacked else 1) + EXTRA
 
 
 class ReusedMemory:
@@ -102,6 +102,11 @@ class MessageRows:
         """Write the numbers of a span, (n,), into one row."""
         stored = np.ascontiguousarray(values, dtype=self.numpy_dtypes[span.leaf])
         self.transfer(os.pwritev, row, self.offsets[span.leaf] + span.begin * stored.itemsize, [stored.view(np.uint8)])
+
+    def write_spans(self, row: int, spans: Sequence[Span], values: Sequence[Tensor]) -> None:
+        """Write a vector into one row. values: of each span."""
+        for span, part in zip(spans, values, strict=True):
+            self.write_span(row, span, part.numpy())
 
     def transfer(self, call: Any, row: int, offset: int, memory: Sequence[np.ndarray]) -> None:
         """Read or write a part of a row. call: os.preadv or os.pwritev. offset: in the row, in bytes."""

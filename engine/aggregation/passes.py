@@ -1,87 +1,44 @@
-"""The passes over the rows of a round's messages. A pass consists of tasks, each of which goes through some pieces.
+"""The passes over the rows of a round's messages: what workers compute of them, and how the driver asks for it.
 
-The result of a task depends only on the rows and the pieces, and the pieces follow from the configuration. Parts of a
-Gram matrix are added in the order of a tree over the tasks. So the bits do not depend on the number of workers.
+A pass consists of tasks, each of which goes through some pieces of the vectors. What a worker computes of a piece is a
+function of this module, such as `gram`; its arguments for one vector are given by `partial`. The result of a task
+depends only on the rows and the pieces, and the pieces follow from the configuration. Parts of a Gram matrix are added
+in the order of a tree over the tasks. So the bits do not depend on the number of workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ...algorithms.aggregation.contract import Aggregator
+from ...algorithms.aggregation.contract import Stage
+from ...algorithms.aggregation.messages import Stored
 from ...algorithms.attacks.contract import Columns, Plan
 from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
 from .message_rows import MessageRows
 from .sorting import sort_columns
-from .vectors import Piece
+from .vectors import Piece, Vector, in_tasks, pieces_of
 
-
-class Forged(NamedTuple):
-    """What a pass of an attack writes for one vector. plan: the plan of the attack. rows: the rows in the files. key:
-    the key of its random numbers. first: whether the attack has no state yet."""
-
-    plan: Plan
-    rows: np.ndarray
-    key: torch.Tensor
-    first: bool = False
-
-
-class RowsOf(NamedTuple):
-    """The rows of one vector that a pass reads.
-
-    rows: (S,) in the files. weights: (S,) for a weighted sum. matrix: (S', S), by which the rows are combined before
-    their columns are read, or None. f, scale: for the rule's columns. mean: (S,), the weights of a mean with which
-    the answer is compared, or None. places: the coordinates of the vector that are read, in ascending order.
-    forged: what a pass of an attack writes. plain: (S,) for a weighted sum, the weights of pieces that are plain; None
-    for the same as `weights`. statistics: (S,) the weights of running statistics, in a weighted sum as in a pass over
-    columns; they are none of them negative, and their sum is 1 at most, so that no variance or count can become
-    negative. None: those of the vector, or the rule's columns within the range of the rows.
-    """
-
-    rows: np.ndarray
-    weights: np.ndarray | None = None
-    matrix: np.ndarray | None = None
-    f: int = 0
-    scale: float = 1.0
-    mean: np.ndarray | None = None
-    places: np.ndarray | None = None
-    forged: Forged | None = None
-    plain: np.ndarray | None = None
-    statistics: np.ndarray | None = None
-
-    def weights_of(self, piece: Piece) -> np.ndarray | None:
-        """(S,): the weights of the rows in the weighted sum of one piece. None for the rule's columns."""
-        if piece.statistic and self.statistics is not None:
-            return self.statistics
-        return self.plain if piece.plain and self.plain is not None else self.weights
-
-    def values(self, x: np.ndarray) -> np.ndarray:
-        """(S', C): the rows after what stands before the rule. x: (S, C), as they are stored."""
-        return x if self.matrix is None else np.stack([weighted_sum(weights, x) for weights in self.matrix])
-
-
-class Parts(NamedTuple):
-    """The parts of the stage that passes call."""
-
-    rule: Aggregator
-    attack: Any
+Work = Callable[[MessageRows, Stage, Piece], np.ndarray]
+"""What a worker computes of one piece of a vector."""
 
 
 class PassTask(NamedTuple):
-    """A task of a pass. what: the kind of pass. vectors: for each vector what is read, the same for all tasks of a
-    pass. lengths: P of each vector."""
+    """A task of a pass. what: the pass, in words. work: number of a vector -> what is computed of its pieces. adds:
+    whether the results of the pieces of a vector are added, otherwise each piece has a result of its own."""
 
     index: int
     what: str
     pieces: tuple[Piece, ...]
-    vectors: tuple[RowsOf | None, ...]
+    work: Mapping[int, Work]
     round: int
-    lengths: tuple[int, ...] = ()
+    adds: bool = False
     branch: None = None
 
     @property
@@ -99,23 +56,25 @@ class PassTask(NamedTuple):
         """The numbers of the vectors that the task's pieces belong to, in order."""
         return list(dict.fromkeys(piece.vector for piece in self.pieces))
 
-    def run(self, files: MessageRows, stage: Parts) -> TaskResult:
-        """The task's result: `leaves` has what `what` says."""
-        return TaskResult(self.index, PASSES[self.what](self, files, stage), {})
+    def run(self, files: MessageRows, stage: Stage) -> TaskResult:
+        """The task's result: `leaves` has an array for each piece, or for each of `numbers` if it adds."""
+        if not self.adds:
+            return TaskResult(self.index, [self.work[piece.vector](files, stage, piece) for piece in self.pieces], {})
+        sums: dict[int, np.ndarray] = {}
+        for piece in self.pieces:
+            part = self.work[piece.vector](files, stage, piece)
+            sums[piece.vector] = sums[piece.vector] + part if piece.vector in sums else part
+        return TaskResult(self.index, list(sums.values()), {})
 
 
-def gram(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """For each vector of the task its part of the Gram matrix, (S, S)."""
-    found: dict[int, torch.Tensor] = {}
-    for piece in task.pieces:
-        of = task.vectors[piece.vector]
-        assert of is not None
-        part = inner_products(torch.from_numpy(files.read_double(of.rows, piece.span)))
-        found[piece.vector] = found[piece.vector] + part if piece.vector in found else part
-    return [np.triu(part.numpy()) + np.triu(part.numpy(), 1).T for part in found.values()]
+# --- what workers compute of a piece ----------------------------------------------------------------------------------
+def gram(files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray) -> np.ndarray:
+    """(S, S): the part of the Gram matrix, symmetric to the bit."""
+    part = inner_products(torch.from_numpy(files.read_double(rows, piece.span))).numpy()
+    return np.triu(part) + np.triu(part, 1).T
 
 
-def inner_products(x: torch.Tensor) -> torch.Tensor:
+def inner_products(x: Tensor) -> Tensor:
     """(S, S): the inner products of the rows of x; the lower triangle is not computed throughout.
 
     The rows are cut in two, which saves a quarter of the products.
@@ -129,57 +88,52 @@ def inner_products(x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class Answer(NamedTuple):
-    """What a pass gives for one piece. values: (C,) float64. mean: (C,), what the answer is compared with, or None."""
+def weighted(
+    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, weights: np.ndarray,
+    plain: np.ndarray | None = None, statistics: np.ndarray | None = None, mean: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """The sum of the rows with `weights`, (S,), in the form of `compared`.
 
-    values: np.ndarray
-    mean: np.ndarray | None
-
-
-def weighted_sums(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """The weighted sums of the rows, in the form of `answers`."""
-
-    return answers(task, partial(weighted_answer, files))
-
-
-def weighted_answer(files: MessageRows, of: RowsOf, piece: Piece) -> Answer:
-    """The weighted sum of the rows in one piece, and the mean with which it is compared if it is."""
-    found = of.weights_of(piece)
-    assert found is not None
-    weights = found[None] if of.mean is None or piece.follows else np.stack([found, of.mean])
-    used = np.flatnonzero(weights.any(axis=0))
-    sums = sums_of_rows(weights[:, used], files.each_row(of.rows[used], piece.span), piece.span.length)
-    return Answer(sums[0], sums[1] if len(sums) > 1 else None)
+    plain: the weights in plain pieces, None for the same. statistics: the weights of running statistics; none of them
+    is negative, and their sum is 1 at most, so that no variance or count can become negative. mean: the weights of the
+    mean with which the sum is compared, or None.
+    """
+    if piece.statistic and statistics is not None:
+        weights = statistics
+    elif piece.plain and plain is not None:
+        weights = plain
+    both = weights[None] if mean is None or piece.follows else np.stack([weights, mean])
+    used = np.flatnonzero(both.any(axis=0))
+    sums = sums_of_rows(both[:, used], files.each_row(rows[used], piece.span), piece.span.length)
+    return compared(sums[0], sums[1] if len(sums) > 1 else None)
 
 
-def columns(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """The rule's answers for sorted columns, in the form of `answers`."""
+def columns(
+    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, f: int, scale: float,
+    statistics: np.ndarray | None = None, mean: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """The rule's answer for sorted columns of `matrix` times the rows, times `scale`, in the form of `compared`.
 
-    def answer(of: RowsOf, piece: Piece) -> Answer:
-        if of.weights_of(piece) is not None:
-            return weighted_answer(files, of, piece)
-        x = files.read(of.rows, piece.span)
-        mean = None if of.mean is None or piece.follows else weighted_sum(of.mean, x)
-        ordered = sort_columns(of.values(x))
-        values = stage.rule.columns(ordered, of.f) * of.scale
-        return Answer(np.clip(values, ordered[0], ordered[-1]) if piece.statistic else values, mean)
+    statistics: as in `weighted`; None for the rule's answer within the range of the rows. mean: as in `weighted`.
+    """
+    if piece.statistic and statistics is not None:
+        return weighted(files, stage, piece, rows, statistics)
+    x = files.read(rows, piece.span)
+    honest = None if mean is None or piece.follows else weighted_sum(mean, x)
+    ordered = sort_columns(combined(matrix, x))
+    answer = stage.rule.columns(ordered, f) * scale
+    return compared(np.clip(answer, ordered[0], ordered[-1]) if piece.statistic else answer, honest)
 
-    return answers(task, answer)
+
+def compared(answer: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
+    """(C + 2,): the answer for C coordinates, |answer - mean|^2 and |mean|^2; these are 0 where there is no mean."""
+    apart = (0.0, 0.0) if mean is None else (np.square(answer - mean).sum(), np.square(mean).sum())
+    return np.append(answer, apart)
 
 
-def answers(task: PassTask, answer: Callable[[RowsOf, Piece], Answer]) -> list[np.ndarray]:
-    """For each piece the answer, (C,) float64; then (V, 2): for each vector of the task |answer - mean|^2 and |mean|^2
-    over the pieces that decide. answer: of a piece."""
-    found = []
-    apart = {number: np.zeros(2) for number in task.numbers}
-    for piece in task.pieces:
-        of = task.vectors[piece.vector]
-        assert of is not None
-        values, mean = answer(of, piece)
-        found.append(values)
-        if mean is not None:
-            apart[piece.vector] += [np.square(values - mean).sum(), np.square(mean).sum()]
-    return [*found, np.stack(list(apart.values()))]
+def combined(matrix: np.ndarray | None, x: np.ndarray) -> np.ndarray:
+    """(S', C): `matrix` times the rows of x, (S, C), or x itself."""
+    return x if matrix is None else np.stack([weighted_sum(weights, x) for weights in matrix])
 
 
 def weighted_sum(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -208,83 +162,157 @@ def in_piece(places: np.ndarray, piece: Piece) -> np.ndarray:
     return places[begin:end] - piece.first
 
 
-def values(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """For each piece: (S', n) float64, the rows at those places that lie in it."""
-    found = []
-    for piece in task.pieces:
-        of = task.vectors[piece.vector]
-        assert of is not None
-        assert of.places is not None
-        found.append(of.values(files.read(of.rows, piece.span)[:, in_piece(of.places, piece)]).astype(np.float64))
-    return found
+def values(
+    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, places: np.ndarray
+) -> np.ndarray:
+    """(S', n) float64: `matrix` times the rows, at those places that lie in the piece."""
+    return combined(matrix, files.read(rows, piece.span)[:, in_piece(places, piece)]).astype(np.float64)
 
 
-def signs(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """For each piece: (S', 3) float64, how many of the rows' values at its places are positive, zero and negative."""
-    counts = []
-    for x in values(task, files, stage):
-        sums = [(x > 0).sum(axis=1), (x == 0).sum(axis=1), (x < 0).sum(axis=1)]
-        counts.append(np.stack(sums, axis=1).astype(np.float64))
-    return counts
+def signs(
+    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, places: np.ndarray
+) -> np.ndarray:
+    """(S', 3) float64: how many of these values are positive, zero and negative."""
+    x = values(files, stage, piece, rows, matrix, places)
+    return np.stack([(x > 0).sum(axis=1), (x == 0).sum(axis=1), (x < 0).sum(axis=1)], axis=1).astype(np.float64)
 
 
-def direction(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """Write the direction of an attack. For each piece: (1,) the squared norm of what was written."""
-    return written(task, files, lambda columns, forged: stage.attack.direction(columns, forged.first))
+def direction(
+    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, length: int, key: Tensor,
+    first: bool,
+) -> np.ndarray:  # fmt: skip
+    """Write the direction of the attack, and return its squared norm, (1,)."""
+    return written(files, piece, to, stage.attack.direction(known(files, piece, rows, length, key), first))
 
 
-def forged_rows(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """Write what Byzantine clients send. For each piece the squared norms, (1,) if all send the same, else (B,)."""
-
-    def forge(columns: Columns, forged: Forged) -> np.ndarray:
-        if forged.plan.copies is not None:
-            return columns.x[forged.plan.copies]
-        return stage.attack.forge(columns, forged.plan, len(forged.rows))
-
-    return written(task, files, forge)
-
-
-def written(task: PassTask, files: MessageRows, forge: Callable[[Columns, Forged], np.ndarray]) -> list[np.ndarray]:
-    """Write for each piece what `forge` returns, (C,) or (rows, C). Returns the squared norms of the rows."""
-    found = []
-    for piece in task.pieces:
-        of = task.vectors[piece.vector]
-        assert of is not None
-        assert of.forged is not None
-        x = files.read_double(of.rows, piece.span)
-        mean = np.add.reduce(x, axis=0) / len(x)
-        squares = np.add.reduce(np.square(x - mean), axis=0)
-        deviation = np.sqrt(squares / (len(x) - 1)) if len(x) > 1 else np.zeros_like(mean)
-        columns = Columns(x, piece.first, task.lengths[piece.vector], mean, deviation, of.forged.key)
-        rows = np.atleast_2d(forge(columns, of.forged))
-        for row, values in zip(of.forged.rows.tolist(), rows, strict=False):
-            files.write_span(row, piece.span, values)
-        stored = rows.astype(files.numpy_dtypes[piece.span.leaf]).astype(np.float64)
-        found.append(np.square(stored).sum(axis=1))
-    return found
+def forged(
+    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, length: int, key: Tensor,
+    plan: Plan,
+) -> np.ndarray:  # fmt: skip
+    """Write what Byzantine clients send by a plan of the attack, and return the squared norms, (1,) if all of them send
+    the same, else (B,)."""
+    x = known(files, piece, rows, length, key)
+    return written(
+        files, piece, to, x.x[plan.copies] if plan.copies is not None else stage.attack.forge(x, plan, len(to))
+    )
 
 
-PASSES: dict[str, Any] = {
-    "Gram matrix": gram,
-    "weighted sum": weighted_sums,
-    "columns": columns,
-    "values": values,
-    "signs": signs,
-    "direction": direction,
-    "forged rows": forged_rows,
-}
+def known(files: MessageRows, piece: Piece, rows: np.ndarray, length: int, key: Tensor) -> Columns:
+    """A piece of the rows that the attacker knows. length: P. key: of its random numbers for this vector."""
+    x = files.read_double(rows, piece.span)
+    mean = np.add.reduce(x, axis=0) / len(x)
+    squares = np.add.reduce(np.square(x - mean), axis=0)
+    deviation = np.sqrt(squares / (len(x) - 1)) if len(x) > 1 else np.zeros_like(mean)
+    return Columns(x, piece.first, length, mean, deviation, key)
 
 
-def add_grams(tasks: Sequence[PassTask], results: Iterable[TaskResult]) -> dict[int, np.ndarray]:
-    """For each vector its Gram matrix, from the parts that the tasks give, in the order of a tree over the tasks."""
-    members: dict[int, list[int]] = {}
-    for task in tasks:
-        for number in task.numbers:
-            members.setdefault(number, []).append(task.index)
-    reducers = {
-        number: TreeReducer[np.ndarray](TreeShape([1] * len(indices)), np.add) for number, indices in members.items()
-    }
-    for result in results:
-        for number, part in zip(tasks[result.index].numbers, result.leaves or [], strict=True):
-            reducers[number].put(TreeNode(0, members[number].index(result.index)), np.array(part))
-    return {number: reducer.total() for number, reducer in reducers.items()}
+def written(files: MessageRows, piece: Piece, to: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Write (C,), or (B, C), into the rows `to`. Returns the squared norms of what was written."""
+    vectors = np.atleast_2d(vectors)
+    for row, each in zip(to.tolist(), vectors, strict=False):
+        files.write_span(row, piece.span, each)
+    stored = vectors.astype(files.numpy_dtypes[piece.span.leaf]).astype(np.float64)
+    return np.square(stored).sum(axis=1)
+
+
+# --- how the driver asks for it ---------------------------------------------------------------------------------------
+RunPass = Callable[[Sequence[PassTask]], Iterable[TaskResult]]
+"""Has the workers run the tasks of a pass, and returns their results in any order."""
+
+
+class Passes:
+    """Some rows of one round's messages, for each vector of a list. What is read of them is read by the workers."""
+
+    def __init__(self, run_pass: RunPass, vectors: Sequence[Vector], rows: Sequence[np.ndarray], round: int) -> None:
+        """rows: of each vector, (S,), in the files."""
+        self.run_pass, self.vectors, self.rows, self.round = run_pass, vectors, rows, round
+        self.known_grams: dict[int, np.ndarray] | None = None
+
+    def tasks(
+        self, what: str, work: Mapping[int, Work], pieces: Iterable[Piece] | None = None, adds: bool = False
+    ) -> list[PassTask]:
+        """pieces: those to go through, of vectors that have work; None for all that decide."""
+        pieces = pieces_of(self.vectors, False) if pieces is None else pieces
+        parts = in_tasks([piece for piece in pieces if piece.vector in work])
+        return [PassTask(index, what, part, work, self.round, adds) for index, part in enumerate(parts)]
+
+    def results(self, tasks: Sequence[PassTask]) -> list[tuple[Piece, np.ndarray]]:
+        """The results of all pieces of a pass, in their order."""
+        found = {result.index: [np.array(part) for part in result.leaves or []] for result in self.run_pass(tasks)}
+        return [item for task in tasks for item in zip(task.pieces, found[task.index], strict=True)]
+
+    def grams(self) -> dict[int, np.ndarray]:
+        """number of a vector -> its Gram matrix. The first call has all of them computed."""
+        if self.known_grams is None:
+            self.known_grams = self._grams()
+        return self.known_grams
+
+    def _grams(self) -> dict[int, np.ndarray]:
+        """From the parts of the tasks, in the order of a tree over the tasks."""
+        work = {number: partial(gram, rows=rows) for number, rows in enumerate(self.rows)}
+        tasks = self.tasks("Gram matrix", work, adds=True)
+        members: dict[int, list[int]] = {}
+        for task in tasks:
+            for number in task.numbers:
+                members.setdefault(number, []).append(task.index)
+        reducers = {
+            number: TreeReducer[np.ndarray](TreeShape([1] * len(indices)), np.add)
+            for number, indices in members.items()
+        }
+        for result in self.run_pass(tasks):
+            for number, part in zip(tasks[result.index].numbers, result.leaves or [], strict=True):
+                reducers[number].put(TreeNode(0, members[number].index(result.index)), np.array(part))
+        return {number: reducer.total() for number, reducer in reducers.items()}
+
+    def at(self, what: str, number: int, work: Work, places: np.ndarray) -> list[np.ndarray]:
+        """What a pass gives for those pieces of a vector that have one of these coordinates, in order."""
+        pieces = [piece for piece in pieces_of(self.vectors, False) if len(in_piece(places, piece))]
+        return [part for _, part in self.results(self.tasks(what, {number: work}, pieces))]
+
+    def answers(self, what: str, work: Mapping[int, Work], flat: list[np.ndarray] | None) -> dict[int, np.ndarray]:
+        """Compute answers, in the form of `compared`. Returns for each vector |F - mean|^2 and |mean|^2, (2,). flat:
+        the leaves into which the answers are written, or None."""
+        tasks = self.tasks(what, work, None if flat is None else pieces_of(self.vectors, True))
+        apart: dict[int, dict[int, np.ndarray]] = {}
+        for result in self.run_pass(tasks):
+            for piece, part in zip(tasks[result.index].pieces, result.leaves or [], strict=True):
+                if flat is not None:
+                    flat[piece.span.leaf][piece.span.begin : piece.span.end] = part[:-2]
+                sums = apart.setdefault(piece.vector, {}).setdefault(result.index, np.zeros(2))
+                sums += part[-2:]
+        return {number: sum((by[i] for i in sorted(by)), np.zeros(2)) for number, by in apart.items()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StoredRows(Stored):
+    """Messages that lie in rows of files. passes: the rows of all vectors. number: of the vector. extra: the number of
+    rows behind those of the messages that are shown."""
+
+    passes: Passes
+    number: int
+    extra: int = 0
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(S,): the rows of the messages."""
+        return self.passes.rows[self.number][: len(self.norms2)]
+
+    @property
+    def has_gram(self) -> bool:
+        return self.passes.known_grams is not None
+
+    def gram(self) -> np.ndarray:
+        shown = len(self.norms2) + self.extra
+        return self.passes.grams()[self.number][:shown, :shown]
+
+    def of_rows(self, matrix: np.ndarray | None) -> np.ndarray | None:
+        """(S', n): the weights of `rows` in combinations of the messages, or None for the rows themselves."""
+        return matrix
+
+    def values(self, places: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
+        work = partial(values, rows=self.rows, matrix=self.of_rows(matrix), places=places)
+        return np.concatenate(self.passes.at("values", self.number, work, places), axis=1)
+
+    def signs(self, places: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
+        work = partial(signs, rows=self.rows, matrix=self.of_rows(matrix), places=places)
+        return np.sum(self.passes.at("signs", self.number, work, places), axis=0)

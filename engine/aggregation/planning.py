@@ -11,7 +11,7 @@ from ..config.schema import Federation
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
-from .message_rows import FURTHER, capacity
+from .message_rows import EXTRA, capacity
 from .vectors import in_tasks, pieces_of, vector_leaves, vectors_of
 
 
@@ -64,9 +64,9 @@ def row_files(run_spec: RunSpec) -> tuple[int, int]:
     return capacity(largest_cohort(run_spec), run_spec.stage.attack is not None), max(widths)
 
 
-def further_row(run_spec: RunSpec) -> int:
+def extra_row(run_spec: RunSpec) -> int:
     """The row of the vector that a rule sees beside the messages; see `Rows`."""
-    return capacity(largest_cohort(run_spec), run_spec.stage.attack is not None) - FURTHER
+    return capacity(largest_cohort(run_spec), run_spec.stage.attack is not None) - EXTRA
 
 
 def number_of_faults(run_spec: RunSpec, rows: int, drawn: int, known: int) -> int:
@@ -140,14 +140,14 @@ def check_counts(rule: Aggregator, federation: Federation, drawn: int) -> None:
 def result_bytes(run_spec: RunSpec, message: Message) -> int:
     """The most bytes that a task of a pass returns: its part of the answer, or of the Gram matrices of its vectors."""
     vectors = vectors_of(message, planned_rule(run_spec).vectors, len(run_spec.buffers))
-    rows = largest_cohort(run_spec) + FURTHER
+    rows = largest_cohort(run_spec) + EXTRA
     single = vectors_of(message, "each", len(run_spec.buffers))
-    places = planned_rule(run_spec).most_places if "values" in planned_rule(run_spec).reads else None
+    places = planned_rule(run_spec).most_places
     most = 0
     for pieces in (*in_tasks(pieces_of(vectors, True)), *in_tasks(pieces_of(single, True))):
         numbers = sum(piece.span.length for piece in pieces)
         answer = 8 * numbers + (128 + 24 * rows) * len(pieces)
         grams = len({piece.vector for piece in pieces}) * (8 * rows * rows + 128)
-        values = 0 if places is None else 8 * rows * min(numbers, places(numbers)) + 128 * len(pieces)
+        values = 8 * rows * min(numbers, places(numbers)) + 128 * len(pieces)
         most = max(most, answer + 1024, grams, values)
     return most

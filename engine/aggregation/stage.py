@@ -1,21 +1,22 @@
 """The driver's part of the stage between the clients' messages and the server's update.
 
-In a run that collects messages, the workers have written them to rows. The driver has the workers compute what the rule
-reads, asks the rule for its decision, and has them compute the answer.
+If the run collects messages, the workers have written them to rows. Then an attack and the rule have workers read what
+they look at, and the answer is computed by the workers, too. Otherwise the workers have added the messages up.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.aggregation.contract import Mean, Rows, product
+from ...algorithms.aggregation.contract import Mean
+from ...algorithms.aggregation.messages import Messages, Stored
 from ...algorithms.attacks.contract import CohortAttack
 from ...algorithms.contract import Message, Round
 from ...workloads import counted
@@ -26,23 +27,18 @@ from ..reduction.round_totals import RoundTotals
 from ..run_spec import RunSpec
 from ..state.retention import message_folder
 from .attacking import Forgery
-from .defence import (
-    Cohort,
-    Decided,
-    Defence,
-    Passes,
-    RunPass,
-    StageState,
-    has_further_row,
-    reads_gram,
-)
-from .message_rows import FURTHER, MessageRows, capacity
-from .passes import RowsOf
-from .planning import collects, further_row, largest_cohort, number_of_faults, planned_rule
+from .collected import Cohort, Collected, Spans, StageState
+from .defence import Aggregated, Defence, is_pairwise
+from .message_rows import EXTRA, MessageRows, capacity
+from .passes import RunPass
+from .planning import collects, extra_row, largest_cohort, planned_rule
 from .vectors import (
     PIECE,
     Span,
     Vector,
+    grouped,
+    shaped,
+    spans_of,
     vector_leaves,
     vectors_of,
     with_vector_leaves,
@@ -51,15 +47,6 @@ from .vectors import (
 GRAMS = 8
 """Matrices of S x S numbers that the driver has at the same time: inner products, distances, combinations, bounds of
 rounding errors, the order of the distances."""
-
-
-class Aggregated(NamedTuple):
-    """The result of the stage in a round. columns: for the record. notes: sentences for the log."""
-
-    mean: Message
-    state: StageState
-    columns: dict[str, float]
-    notes: tuple[str, ...] = ()
 
 
 class StageRunner:
@@ -73,18 +60,18 @@ class StageRunner:
         self.seed = run_spec.experiment.seed
         self.removed = np.array(run_spec.experiment.federation.without, dtype=np.int64)
         self.opened: dict[bool, MessageRows] = {}
-        self.further = further_row(run_spec)
+        self.extra_row = extra_row(run_spec)
 
     def check_memory(self, free: int | None) -> None:
         """Raise ConfigError if a rule cannot look at the messages of the largest round in memory. free: the bytes that
         are available, None if the system does not say."""
         attack, rows = self.stage.attack, capacity(largest_cohort(self.run_spec), False)
-        asks = isinstance(attack, CohortAttack) and "gram" in attack.reads
-        grams = GRAMS * 8 * rows * rows if asks or reads_gram(self.rule) else 0
+        asks = isinstance(attack, CohortAttack) and attack.pairwise
+        grams = GRAMS * 8 * rows * rows if asks or is_pairwise(self.rule) else 0
         needed = grams + 12 * rows * PIECE  # a piece of the rows, as it is stored and in float64
         if free is not None and needed > free:
             raise ConfigError(
-                f"aggregate: {self.rule.called} looks at {rows - FURTHER:,} messages at once, which takes {needed:,} "
+                f"aggregate: {self.rule.called} looks at {rows - EXTRA:,} messages at once, which takes {needed:,} "
                 f"bytes of memory, and {free:,} bytes are free; lower federation.cohort, or use norm_clipping or "
                 "sign_vote"
             )
@@ -105,7 +92,7 @@ class StageRunner:
             return StageState(noise=noise)
         vectors, single = self.vectors(message), self.single_vectors(message)
         zeros = [torch.zeros(leaf.numel(), dtype=leaf.dtype) for leaf in vector_leaves(message)]
-        last = spans_of(vectors, zeros) if "last" in self.rule.reads else ()
+        last = spans_of(vectors, zeros) if self.rule.extra == "last" else ()
         attack: tuple[Any, ...] = ()
         if isinstance(self.stage.attack, CohortAttack):
             kept = self.stage.attack
@@ -151,7 +138,7 @@ class StageRunner:
         if not len(cohort.clients):
             return Aggregated(self._nothing(state_spec, leaves), state, told)
         facts = state_spec.facts_only().mean(leaves, round.cohort, totals.facts["weight"]).facts
-        found = Collected(self, state_spec, state, round, cohort).run()
+        found = self._from_rows(state_spec, state, round.number, cohort)
         columns = {**told, **found.columns, "time/aggregate": time.perf_counter() - began}
         return found._replace(mean=found.mean._replace(facts=facts), columns=columns)
 
@@ -182,39 +169,52 @@ class StageRunner:
         norms2, sound = grouped(cohort.norms2, self.single_vectors(state_spec.message), vectors)
         for number, vector in enumerate(vectors):
             those = sound[:, number]
-            rows = self.rows(vector, cohort.weights[those], 0, norms2[those, number], round.number)
-            if vector.weighted and those.all():
-                rows = rows._replace(added_weight=facts["weight"])
+            stored, key = Stored(norms2=norms2[those, number]), counted.key(self.seed, "aggregate", round.number)
+            own = cohort.weights[those] if vector.weighted else np.ones(int(those.sum()))
+            x = Messages(stored=stored, length=vector.length, round=round.number, key=key, weights=own)
+            added = facts["weight"] if vector.weighted and those.all() else float(own.sum())
             for spans in filter(None, (vector.spans, vector.follows, vector.statistics)):
-                self._answer_from_sums(flat, vector, spans, rows)
+                self._answer_from_sums(flat, vector, spans, x, added)
         broken = float((~sound).any(1).sum())
         leaves = shaped(flat, vector_leaves(state_spec.message))
         return Aggregated(with_vector_leaves(mean, leaves), state, {"robust/broken": broken})
 
-    def _answer_from_sums(self, flat: list[Tensor], vector: Vector, spans: Sequence[Span], rows: Rows) -> None:
+    def _answer_from_sums(
+        self, flat: list[Tensor], vector: Vector, spans: Sequence[Span], x: Messages, weight: float
+    ) -> None:
         """Put the rule's answer in the place of the sums of some numbers of a vector. flat: the leaves of a message.
-        spans: those of the vector itself, those that follow it, or its running statistics."""
+        spans: those of the vector itself, those that follow it, or its running statistics. weight: the sum of the
+        client weights, in the order of the sums, so that a rule that changes no message gives the bits of the mean."""
         lengths = [span.length for span in spans]
         total = torch.cat([flat[span.leaf][span.begin : span.end] for span in spans])
+        averaged = self.rule.steps and spans is vector.statistics
 
-        def answer(rows: Rows) -> Sequence[Tensor]:
-            averaged = self.rule.steps and spans is vector.statistics
-            return (total / rows.weight if averaged else self.rule.from_sum(total, rows)).split(lengths)
+        def answer(weight: float) -> Sequence[Tensor]:
+            return (total / weight if averaged else self.rule.from_sum(total, weight, x)).split(lengths)
 
-        own = uniform = answer(rows)
-        if vector.plain:
-            uniform = answer(rows._replace(weights=np.ones(len(rows.weights)), added_weight=None))
-        for span, weighted, plain in zip(spans, own, uniform, strict=True):
-            flat[span.leaf][span.begin : span.end] = plain if span.leaf in vector.plain else weighted
+        own = answer(weight)
+        plain = answer(float(x.count)) if vector.plain else own
+        for span, weighted, uniform in zip(spans, own, plain, strict=True):
+            flat[span.leaf][span.begin : span.end] = uniform if span.leaf in vector.plain else weighted
 
-    def rows(
-        self, vector: Vector, weights: np.ndarray, f: int, norms2: np.ndarray, round: int,
-        gram: np.ndarray | None = None,
-    ) -> Rows:  # fmt: skip
-        """What the rule knows of the rows of one vector."""
-        weights = weights if vector.weighted else np.ones(len(weights))
-        key = counted.key(self.seed, "aggregate", round)
-        return Rows(len(weights), vector.length, f, weights, norms2, round, key, gram)
+    def _from_rows(self, state_spec: StateSpec, state: StageState, number: int, cohort: Cohort) -> Aggregated:
+        """From the messages that the workers have written to rows. number: of the round."""
+        files = self.files(state_spec, number == 0)
+        collected = Collected(self.run_spec, self.run_pass, files, state_spec.message, number, cohort)
+        rule = self.rule.scaled(cohort.drawn, collected.full_cohort)
+        if state.last:
+            self._write_last(files, self.vectors(state_spec.message), state.last)
+        attack, told = self.stage.attack, dict[str, float]()
+        if isinstance(attack, CohortAttack) and cohort.byzantine.any():
+            collected, kept, told = Forgery(collected, attack, rule, state).run()
+            state = state._replace(attack=kept)
+        found = Defence(collected, rule, state).run()
+        return found._replace(columns={**found.columns, **told})
+
+    def _write_last(self, files: MessageRows, vectors: Sequence[Vector], last: Sequence[Spans]) -> None:
+        """Write the rule's answer of the round before to the extra row. last: for each vector."""
+        for vector, parts in zip(vectors, last, strict=True):
+            files.write_spans(self.extra_row, (*vector.spans, *vector.follows), parts)
 
     def files(self, state_spec: StateSpec, warm_start: bool) -> MessageRows:
         """The files of messages, opened by the driver."""
@@ -222,154 +222,3 @@ class StageRunner:
             folder = str(message_folder(self.run_spec))
             self.opened[warm_start] = MessageRows(folder, vector_leaves(state_spec.message))
         return self.opened[warm_start]
-
-
-class Collected:
-    """The stage of one round whose messages lie in rows."""
-
-    def __init__(
-        self, runner: StageRunner, state_spec: StateSpec, state: StageState, round: Round, cohort: Cohort
-    ) -> None:
-        self.runner, self.state_spec, self.state = runner, state_spec, state
-        self.round, self.cohort = round, cohort
-        self.vectors, self.single = runner.vectors(state_spec.message), runner.single_vectors(state_spec.message)
-        self.passes = Passes(runner.run_pass, self.vectors, round.number)
-        self.defence = Defence(runner, self.passes, state, cohort.drawn)
-        self.rule = self.defence.rule
-
-    def run(self) -> Aggregated:
-        """The answer of the rule, after the attack."""
-        told: dict[str, float] = {}
-        if self.state.last:
-            self._write_last()
-        if isinstance(self.runner.stage.attack, CohortAttack) and self.cohort.byzantine.any():
-            forgery = Forgery(self, self.runner.stage.attack)
-            self.cohort, attack, told = forgery.run()
-            self.state = self.state._replace(attack=attack)
-        self.norms2, sound = grouped(self.cohort.norms2, self.single, self.vectors)
-        self.sound = sound | isinstance(self.rule, Mean)  # (S, V): all others are left out
-        numbers = range(len(self.vectors))
-        of = {number: RowsOf(self._rows(number)) for number in numbers}
-        grams = self.passes.grams(list(of.values())) if reads_gram(self.rule) else {}
-        known = {number: self._known(number, grams.get(number)) for number in numbers}
-        uneven = {
-            n: rows for n, rows in known.items() if self.vectors[n].plain and (rows.weights != rows.weights[:1]).any()
-        }
-        plain = {n: rows._replace(weights=np.ones(rows.count)) for n, rows in uneven.items()}
-        return self._answer(self._decide(known, of), self._decide(plain, of), grams.get(0), told)
-
-    def _decide(self, known: dict[int, Rows], of: dict[int, RowsOf]) -> dict[int, Decided]:
-        """number of a vector -> the rule's decision on what is known of its rows."""
-        if not known:
-            return {}
-        mixed = {number: self.defence.mix(rows) for number, rows in known.items()}
-        mixed = self.defence.look(mixed, {n: of[n]._replace(matrix=each.matrix) for n, each in mixed.items()})
-        return {number: self.defence.decide(number, each) for number, each in mixed.items()}
-
-    # --- what is known ------------------------------------------------------------------------------------------------
-    def _rows(self, number: int) -> np.ndarray:
-        """The rows of one vector's messages in the files, and the further row where the rule reads one."""
-        rows = self.cohort.rows[self.sound[:, number]]
-        return np.append(rows, self.runner.further) if has_further_row(self.rule) else rows
-
-    def _write_last(self) -> None:
-        """Write the rule's answer of the round before to the further row."""
-        files = self.runner.files(self.state_spec, self.round.number == 0)
-        for vector, last in zip(self.vectors, self.state.last, strict=True):
-            for span, values in zip((*vector.spans, *vector.follows), last, strict=True):
-                files.write_span(self.runner.further, span, values.numpy())
-
-    def _known(self, number: int, gram: np.ndarray | None) -> Rows:
-        """What is known of the rows of one vector, before any pre-aggregation."""
-        sound = self.sound[:, number]
-        f = max(0, self.faults() - int((~sound).sum()))
-        norms2, weights = self.norms2[sound, number], self.cohort.weights[sound]
-        return self.runner.rows(self.vectors[number], weights, f, norms2, self.round.number, gram)
-
-    def faults(self) -> int:
-        """f of the rule for this round's messages, before broken ones are taken out."""
-        byzantine = self.cohort.byzantine
-        return number_of_faults(self.runner.run_spec, len(byzantine), self.cohort.drawn, int(byzantine.sum()))
-
-    # --- the answer ---------------------------------------------------------------------------------------------------
-    def _answer(
-        self, decided: dict[int, Decided], plain: dict[int, Decided], gram: np.ndarray | None, told: dict[str, float]
-    ) -> Aggregated:
-        """The rule's answer from its decisions on all vectors. plain: those with equal client weights, for vectors of
-        which a part is averaged uniformly. gram: of the first vector, if it is known. told: columns of the attack."""
-        columns = self.rule.by == "columns"
-        of = []
-        for number, each in decided.items():
-            rows, statistics = self._rows(number), self._statistics(number, each)
-            if columns:
-                combination = each.combination(len(rows))
-                of.append(RowsOf(rows, None, combination, each.f, each.decision.scale, statistics=statistics))
-            else:
-                uniform = plain[number].weights() if number in plain else None
-                of.append(RowsOf(rows, each.weights(), plain=uniform, statistics=statistics))
-        honest = ~self.cohort.byzantine[self.sound[:, 0]]
-        compared = np.zeros(len(of[0].rows))
-        compared[: len(honest)] = honest / max(1, honest.sum())
-        in_gram = gram is not None and of[0].weights is not None  # then the comparison needs no pass
-        of[0] = of[0]._replace(mean=None if in_gram else compared)
-        samples = vector_leaves(self.state_spec.message)
-        flat = [np.zeros(sample.numel()) for sample in samples]
-        apart = self.passes.answers("columns" if columns else "weighted sum", of, flat)[0]
-        if gram is not None and of[0].weights is not None:
-            pairs = [(each, product(gram, each)) for each in (of[0].weights - compared, compared)]
-            apart = np.array([max(0.0, float(product(*pair))) for pair in pairs])
-        leaves = shaped([torch.from_numpy(values) for values in flat], samples)
-        state = self.state._replace(rule=tuple(each.decision.state for each in decided.values()))
-        if state.last:
-            state = state._replace(last=spans_of(self.vectors, [leaf.detach().cpu().reshape(-1) for leaf in leaves]))
-        record = {**self._columns(apart, honest, of[0].weights), **told}
-        record |= {f"robust/{name}": value for name, value in decided[0].decision.columns.items()}
-        notes = tuple(each.decision.note for each in decided.values() if each.decision.note)
-        return Aggregated(with_vector_leaves(self.state_spec.message, leaves), state, record, notes[:1])
-
-    def _statistics(self, number: int, decided: Decided) -> np.ndarray | None:
-        """The weights of the rows for the running statistics of a vector; None where the rule's columns serve them."""
-        count, further = int(self.sound[:, number].sum()), has_further_row(self.rule)
-        if self.rule.steps:
-            weights = self.cohort.weights[self.sound[:, number]]
-            weights = weights / weights.sum()
-        elif self.rule.by == "columns":
-            return None
-        else:
-            weights = decided.statistics(count)
-        return np.append(weights, 0.0) if further else weights
-
-    def _columns(self, apart: np.ndarray, honest: np.ndarray, weights: np.ndarray | None) -> dict[str, float]:
-        """The columns robust/… of the first vector, see docs/howto/robustness.md. apart: |F - mean|^2 and |mean|^2 over
-        the honest rows. honest: (S,) bool, of the sound rows."""
-        record = {"robust/broken": float((~self.sound).any(1).sum())}
-        spread2 = float(self.norms2[self.sound[:, 0], 0][honest].mean()) - apart[1] if honest.any() else 0.0
-        record["robust/error"] = float(np.sqrt(apart[0] / spread2)) if spread2 > 0 else 0.0
-        if weights is not None and self.runner.stage.attack is not None:
-            own = weights[: len(honest)]
-            record["robust/kept_honest"] = float(own[honest].sum())
-            record["robust/kept_byzantine"] = float(own[~honest].sum())
-        return record
-
-
-def spans_of(vectors: Sequence[Vector], leaves: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
-    """For each vector the numbers of its spans, and of those that follow. leaves: of a message, flat."""
-    spans = [(*vector.spans, *vector.follows) for vector in vectors]
-    return tuple(tuple(leaves[span.leaf][span.begin : span.end].clone() for span in each) for each in spans)
-
-
-def shaped(flat: Sequence[Tensor], samples: Sequence[Tensor]) -> list[Tensor]:
-    """Flat leaves in the shapes and dtypes, and on the devices, of the samples."""
-    return [leaf.view(sample.shape).to(sample.device, sample.dtype) for leaf, sample in zip(flat, samples, strict=True)]
-
-
-def grouped(norms2: np.ndarray, single: Sequence[Vector], vectors: Sequence[Vector]) -> tuple[np.ndarray, np.ndarray]:
-    """((S, V) the squared norms of vectors that consist of the single ones; (S, V) bool: whether these are finite, and
-    those of what follows the vectors). norms2: (S, V') of the single ones."""
-    found, sound = [], []
-    for vector in vectors:
-        own, all_of_it = set(vector.spans), {*vector.spans, *vector.follows}
-        found.append(norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= own]].sum(axis=1))
-        parts = norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= all_of_it]]
-        sound.append(np.isfinite(parts).all(axis=1) & np.isfinite(found[-1]))
-    return np.stack(found, axis=1), np.stack(sound, axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from ..cohorts.sampling import sample_cohort
 from ..errors import ConfigError
 from ..run_spec import RunSpec
 from .message_rows import MessageRows
-from .passes import Parts
 from .planning import planned_rule
 from .vectors import Span, vector_leaves, vectors_of
 
@@ -45,7 +45,7 @@ class StagedMessages:
     def __init__(self, run_spec: RunSpec, sample: Message, folder: str) -> None:
         """sample: a decoded message. folder: of the rows, "" for none."""
         self.run_spec, self.rule = run_spec, planned_rule(run_spec)
-        self.parts = Parts(self.rule, run_spec.stage.attack)
+        self.parts = replace(run_spec.stage, rule=self.rule)  # of the stage, as passes call them
         buffers = len(run_spec.buffers)
         self.vectors, self.single = (vectors_of(sample, how, buffers) for how in (self.rule.vectors, "each"))
         self.files = MessageRows(folder, vector_leaves(sample)) if folder else None

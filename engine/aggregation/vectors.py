@@ -154,3 +154,26 @@ def in_tasks(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
     tasks = (ends - 1) // share
     cuts = [0, *(np.flatnonzero(np.diff(tasks)) + 1).tolist(), len(pieces)]
     return [tuple(pieces[begin:end]) for begin, end in pairwise(cuts)]
+
+
+def spans_of(vectors: Sequence[Vector], leaves: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
+    """For each vector the numbers of its spans, and of those that follow. leaves: of a message, flat."""
+    spans = [(*vector.spans, *vector.follows) for vector in vectors]
+    return tuple(tuple(leaves[span.leaf][span.begin : span.end].clone() for span in each) for each in spans)
+
+
+def shaped(flat: Sequence[Tensor], samples: Sequence[Tensor]) -> list[Tensor]:
+    """Flat leaves in the shapes and dtypes, and on the devices, of the samples."""
+    return [leaf.view(sample.shape).to(sample.device, sample.dtype) for leaf, sample in zip(flat, samples, strict=True)]
+
+
+def grouped(norms2: np.ndarray, single: Sequence[Vector], vectors: Sequence[Vector]) -> tuple[np.ndarray, np.ndarray]:
+    """((S, V) the squared norms of vectors that consist of the single ones; (S, V) bool: whether these are finite, and
+    those of what follows the vectors). norms2: (S, V') of the single ones."""
+    found, sound = [], []
+    for vector in vectors:
+        own, all_of_it = set(vector.spans), {*vector.spans, *vector.follows}
+        found.append(norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= own]].sum(axis=1))
+        parts = norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= all_of_it]]
+        sound.append(np.isfinite(parts).all(axis=1) & np.isfinite(found[-1]))
+    return np.stack(found, axis=1), np.stack(sound, axis=1)

@@ -20,10 +20,12 @@ from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
 from ..accelerators.notes import notes_in
+from ..aggregation.collected import StageState
+from ..aggregation.defence import Aggregated
 from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
 from ..aggregation.planning import largest_cohort, row_files
-from ..aggregation.stage import Aggregated, StageRunner, StageState
+from ..aggregation.stage import StageRunner
 from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, tree_shape
@@ -311,7 +313,7 @@ class Driver:
         """The results of an update: (the mean message, or what the rule of aggregation gives in its place; the totals;
         the round). Parameters and errors: see `Training.totals`."""
         totals = self.training.totals(method, state_spec, number, update)
-        if "trusted" in self.stage.rule.reads:
+        if self.stage.rule.extra == "trusted":
             self._train_on_trusted(method, number)
         count, divisor = len(update.clients) - len(totals.dropped), update.divisor
         if divisor is None and update.from_sampler:
@@ -341,9 +343,9 @@ class Driver:
 
     def _train_on_trusted(self, method: Algorithm, number: int) -> None:
         """Have a worker train on the server's trusted examples, as client number N without a state. Its message becomes
-        the further row of the round's messages."""
+        the extra row of the round's messages."""
         server, nowhere = np.array([self.federation.clients]), np.array([-1])
-        columns = (np.array([max(0, number - 1)]), np.ones(1), nowhere, nowhere, np.array([self.stage.further]))
+        columns = (np.array([max(0, number - 1)]), np.ones(1), nowhere, nowhere, np.array([self.stage.extra_row]))
         task = TrainingTask(ClientTask(0, server, (1,)), number, number == 0, *columns)
         self.run("train", [task], method.broadcast(self.server))
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Server
 from ..accelerators.settings import applied
-from ..aggregation.defence import StageState
+from ..aggregation.collected import StageState
 from ..aggregation.stage import StageRunner
 from ..config.forkable import fork_changes
 from ..config.schema import PARTS, Experiment, part_name

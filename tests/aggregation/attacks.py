@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedfleet.algorithms.aggregation.contract import product
 from fedfleet.algorithms.attacks.contract import CohortAttack, Columns, Plan, Seen
 from fedfleet.engine.config.registry import Registry
 from fedfleet.workloads import counted
+from tests.aggregation.rules import stored
 
 REGISTRY = Registry()
 
@@ -31,17 +31,15 @@ def plan(
     attack: CohortAttack, x: np.ndarray, byzantine: int, error: Callable[[np.ndarray], float] | None = None,
     remembered: np.ndarray | None = None, state: Any = None,
 ) -> tuple[Plan, np.ndarray]:  # fmt: skip
-    """(the plan, the rows of its Gram matrix). x: (h, P), the known rows. error: of a vector (P,) that is sent."""
+    """(the plan, the known rows and the extra vectors behind them). x: (h, P), the known rows. error: of a vector (P,)
+    that is sent."""
     whole = columns(x)
     remembered = np.zeros((attack.remembers, x.shape[1])) if remembered is None else remembered
     first = not remembered.any()
     full = np.vstack([x, remembered, *([attack.direction(whole, first)] if attack.directs else [])])
-    signs = np.array([(whole.mean > 0).sum(), (whole.mean == 0).sum(), (whole.mean < 0).sum()], dtype=float)
     asked = None if error is None else lambda weights: error(weights @ full)
-    seen = Seen(
-        len(x), byzantine, x.shape[1], 1, np.arange(len(x)), whole.key, np.square(x).sum(1), product(full, full.T),
-        signs, asked,
-    )  # fmt: skip
+    about, clients = stored(x, full, "attack", 1, 0), np.arange(len(x))
+    seen = Seen(**about, weights=np.ones(len(x)), byzantine=byzantine, clients=clients, error=asked)
     return attack.plan(seen, attack.init() if state is None else state), full
 
 

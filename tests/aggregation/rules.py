@@ -1,14 +1,14 @@
-"""Rules of aggregation applied to rows in memory, without workers: the engine's decision, and the answer that numpy
-computes from it."""
+"""Rules of aggregation applied to rows in memory, without workers: the rule's answer, as numpy computes it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedfleet.algorithms.aggregation.contract import Aggregator, Before, Decision, Rows, product
-from fedfleet.engine.aggregation.defence import transformed
+from fedfleet.algorithms.aggregation.contract import Aggregator, Before
+from fedfleet.algorithms.aggregation.messages import Answer, Messages, Stored, product
 from fedfleet.engine.aggregation.sorting import sort_columns
 from fedfleet.engine.config.registry import Registry
 from fedfleet.workloads import counted
@@ -20,43 +20,65 @@ def built(spec: Any) -> Aggregator:
     return REGISTRY.build("AGGREGATORS", spec, "aggregate")
 
 
-def rows_of(x: np.ndarray, f: int, further: np.ndarray | None = None) -> Rows:
-    """What a rule knows of the rows of x, (S, P). further: a further row, (P,)."""
-    full = x if further is None else np.vstack([x, further])
-    key = counted.key(0, "aggregate", 1)
-    return Rows(len(x), x.shape[1], f, np.ones(len(x)), np.square(x).sum(1), 1, key, product(full, full.T))
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InMemory(Stored):
+    """x: (S + E, P), the messages and the extra vectors behind them."""
+
+    x: np.ndarray
+
+    @property
+    def has_gram(self) -> bool:
+        return True
+
+    def gram(self) -> np.ndarray:
+        return product(self.x, self.x.T)
+
+    def values(self, places: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
+        x = self.x[: len(self.norms2)]
+        return (x if matrix is None else matrix @ x)[:, places]
+
+    def signs(self, places: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
+        x = self.values(places, matrix)
+        return np.stack([(x > 0).sum(1), (x == 0).sum(1), (x < 0).sum(1)], axis=1)
 
 
-def matrix(x: np.ndarray, spec: Any) -> np.ndarray:
-    """(S', S): what a pre-aggregation makes of the rows."""
+def stored(x: np.ndarray, full: np.ndarray, *purpose: Any) -> dict[str, Any]:
+    """Arguments of `Messages` for the rows of x, (S, P). full: (S + E, P), with the extra vectors behind them."""
+    rows = InMemory(norms2=np.square(x).sum(1), x=full)
+    return {"stored": rows, "length": x.shape[1], "round": 1, "key": counted.key(0, *purpose)}
+
+
+def messages(x: np.ndarray, f: int, extra: np.ndarray | None = None, state: Any = ()) -> Messages:
+    """The rows of x, (S, P), as the messages of a round. extra: an extra vector, (P,)."""
+    full = x if extra is None else np.vstack([x, extra])
+    return Messages(**stored(x, full, "aggregate", 1), weights=np.ones(len(x)), f=f, state=state)
+
+
+def everywhere(x: Messages) -> np.ndarray:
+    """(S, P): the vectors themselves."""
+    return x.at(np.arange(x.length))
+
+
+def applied(x: np.ndarray, spec: Any) -> np.ndarray:
+    """(S', P): what a pre-aggregation makes of the rows."""
     part: Before = REGISTRY.build("PREAGGREGATORS", spec, "before")
-    return part.matrix(rows_of(x, part.faults(0)))
+    return everywhere(part.apply(messages(x, part.faults(0))))
 
 
-def decision(x: np.ndarray, spec: Any, further: np.ndarray | None = None, state: Any = None) -> tuple[Decision, Any]:
-    """(the rule's decision, (S', P) the rows that it decides on, with the further row)."""
+def decision(x: np.ndarray, spec: Any, extra: np.ndarray | None = None, state: Any = None) -> Answer:
+    """The rule's answer, before it is computed."""
     rule = built(spec)
     f = rule.faults if isinstance(rule.faults, int) else 0
-    rows = rows_of(x, f, further)
-    y = x
+    mixed = messages(x, f, extra, rule.init(x.shape[1]) if state is None else state)
     for part in rule.before:
-        step = part.matrix(rows._replace(f=part.faults(f)))
-        rows, y = transformed(rows, step, part.scales), step @ y
-    if "values" in rule.reads:
-        rows = rows._replace(values=y[:, rule.places(rows)])
-    if "signs" in rule.reads:
-        seen = y[:, rule.window(rows)]
-        rows = rows._replace(signs=np.stack([(seen > 0).mean(1), (seen == 0).mean(1), (seen < 0).mean(1)], axis=1))
-    state = rule.init(x.shape[1]) if state is None else state
-    return rule.decide(rows, state), y if further is None else np.vstack([y, further])
+        mixed = replace(part.apply(replace(mixed, f=part.faults(f))), f=f)
+    return rule.aggregate(mixed)
 
 
-def answer(x: np.ndarray, spec: Any, further: np.ndarray | None = None, state: Any = None) -> np.ndarray:
+def answer(x: np.ndarray, spec: Any, extra: np.ndarray | None = None, state: Any = None) -> np.ndarray:
     """(P,) float64: the rule's answer for the rows of x."""
-    rule = built(spec)
-    decided, y = decision(x, spec, further, state)
-    if decided.weights is not None:
-        return decided.weights @ y
-    chosen = y if decided.chosen is None else y[decided.chosen]
-    f = rule.faults if isinstance(rule.faults, int) else 0
-    return rule.columns(sort_columns(chosen.copy()), f) * decided.scale
+    found = decision(x, spec, extra, state)
+    rows = everywhere(found.messages)
+    if found.weights is not None:
+        return found.weights @ (rows if extra is None else np.vstack([rows, extra]))
+    return built(spec).columns(sort_columns(rows.copy()), found.messages.f) * found.scale

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.aggregation.rules import answer, matrix
+from tests.aggregation.rules import answer, applied
 
 A = np.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])
 B = np.array([[1.0, 2, 3], [-1, 4, -1], [2, 2, 3], [3, 1, 3]])
@@ -67,7 +67,7 @@ def test_rule(rows: np.ndarray, spec: dict[str, Any], expected: tuple[float, ...
     np.testing.assert_allclose(answer(rows, spec), expected, rtol=0, atol=1e-8)
 
 
-FURTHER = [
+EXTRA = [
     (A, rule("centred_clipping", tau=100.0), (0, 0, 0), (4, 5, 6)),
     (C, rule("centred_clipping", tau=5.0), (0,), (24 / 7,)),
     (C, rule("centred_clipping", tau=5.0, iterations=3), (0,), (5.96209913,)),
@@ -75,9 +75,9 @@ FURTHER = [
 ]
 
 
-@pytest.mark.parametrize(("rows", "spec", "further", "expected"), FURTHER)
-def test_rule_with_a_further_row(rows: np.ndarray, spec: dict[str, Any], further: Any, expected: Any):
-    np.testing.assert_allclose(answer(rows, spec, np.array(further, dtype=float)), expected, rtol=0, atol=1e-8)
+@pytest.mark.parametrize(("rows", "spec", "extra", "expected"), EXTRA)
+def test_rule_with_an_extra_vector(rows: np.ndarray, spec: dict[str, Any], extra: Any, expected: Any):
+    np.testing.assert_allclose(answer(rows, spec, np.array(extra, dtype=float)), expected, rtol=0, atol=1e-8)
 
 
 def test_geometric_median_is_a_row_exactly():
@@ -103,4 +103,4 @@ MATRICES = [
 
 @pytest.mark.parametrize(("rows", "spec", "expected"), MATRICES)
 def test_before(rows: np.ndarray, spec: dict[str, Any], expected: Any):
-    np.testing.assert_allclose(matrix(rows, spec) @ rows, expected, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(applied(rows, spec), expected, rtol=0, atol=1e-8)

@@ -10,8 +10,9 @@ import pytest
 
 from fedfleet.algorithms.aggregation.bucketing import buckets
 from fedfleet.algorithms.aggregation.mda import least_diameter
+from fedfleet.algorithms.aggregation.signguard import SignGuard
 from fedfleet.engine.aggregation.sorting import sort_columns
-from tests.aggregation.rules import answer, built, decision, matrix, rows_of
+from tests.aggregation.rules import answer, applied, decision, messages
 from tests.reference import robust_mixing, robust_rules
 
 Reference = Callable[[np.ndarray], np.ndarray]
@@ -52,7 +53,7 @@ def test_rules(name: str, seed: int):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rules_with_a_further_row(seed: int):
+def test_rules_with_an_extra_vector(seed: int):
     x, start = rows(seed), np.random.default_rng(9).normal(size=23)
     for arguments in ({"tau": 2.0, "iterations": 3}, {"tau_relative": 0.5}):
         expected = robust_rules.centred_clipping(x, **arguments, start=start)
@@ -64,15 +65,14 @@ def test_rules_with_a_further_row(seed: int):
 @pytest.mark.parametrize("seed", range(3))
 def test_signguard(seed: int):
     x = rows(seed, length=60)
-    rule = built("signguard")
-    window = rule.window(rows_of(x, 0))
+    window = SignGuard().window(messages(x, 0))
     expected = robust_rules.signguard(x, start=window.start)
     np.testing.assert_allclose(answer(x, "signguard"), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_clipped_clustering_remembers_norms():
     first, second = rows(0), 3 * rows(1)
-    decided, _ = decision(first, "clipped_clustering")
+    decided = decision(first, "clipped_clustering")
     _, seen = robust_rules.clipped_clustering(first)
     expected, _ = robust_rules.clipped_clustering(second, seen)
     np.testing.assert_allclose(answer(second, "clipped_clustering", state=decided.state), expected, rtol=1e-9)
@@ -89,7 +89,7 @@ BEFORE: dict[str, tuple[dict[str, Any], Reference]] = {
 def test_before(name: str):
     arguments, reference = BEFORE[name]
     x = rows(0)
-    np.testing.assert_allclose(matrix(x, {"name": name, **arguments}) @ x, reference(x), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(applied(x, {"name": name, **arguments}), reference(x), rtol=1e-9, atol=1e-12)
 
 
 def test_bucketing():
@@ -110,7 +110,7 @@ def test_chains_of_rows_and_of_gram_matrices_agree(name: str, before: list[Any])
     spec = {"name": name, **({"tol": 1e-12} if name == "geometric_median" else {"f": 1})}
     mixed = x
     for part in before:
-        mixed = matrix(mixed, part) @ mixed
+        mixed = applied(mixed, part)
     np.testing.assert_allclose(answer(x, {**spec, "before": before}), answer(mixed, spec), rtol=1e-7, atol=1e-9)
 
 

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fedfleet.algorithms.aggregation.contract import Aggregator, ByCoordinate, Decision
+from fedfleet.algorithms.aggregation.contract import Aggregator, ByCoordinate
+from fedfleet.algorithms.aggregation.messages import Answer, Messages
 from fedfleet.algorithms.contract import Algorithm, Message, Round, Server
 from fedfleet.engine.aggregation.message_rows import make_rows
 from fedfleet.engine.aggregation.passes import PassTask
@@ -129,7 +130,7 @@ class Stage:
         """Write what the server's own training gave. Returns its displacement, without statistics."""
         own = [torch.from_numpy(ROOT.normal(size=(1, *leaf.shape[1:]))) + leaf.mean(0) for leaf in self.leaves]
         assert self.staged.files is not None
-        self.staged.files.write([self.runner.further], own)
+        self.staged.files.write([self.runner.extra_row], own)
         return own[0].numpy()[0][: -self.state_spec.statistics]
 
     def answer(self) -> dict[str, np.ndarray]:
@@ -215,10 +216,10 @@ class Extrapolates(Aggregator):
 
     called = "a rule that extrapolates"
 
-    def decide(self, rows: Any, state: Any) -> Decision:
-        weights = np.full(rows.count, 2 / rows.count)
+    def aggregate(self, x: Messages) -> Answer:
+        weights = np.full(x.count, 2 / x.count)
         weights[0] -= 1
-        return Decision(weights)
+        return x.sum(weights)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.algorithms.aggregation.contract import distances2, merged, product
+from fedfleet.algorithms.aggregation.messages import distances2, merged, product
 from tests.aggregation.rules import decision
 from tests.reference import exact_ties
 
@@ -37,10 +37,10 @@ def test_ties_are_decided_by_position(name: str, before: list[Any]):
     for seed in range(60):
         x, f = drawn(seed)
         rows = exactly(x, f, before)
-        decided, _ = decision(x, {"name": name, "f": f, "before": [{"name": part, "f": f} for part in before]})
+        decided = decision(x, {"name": name, "f": f, "before": [{"name": part, "f": f} for part in before]})
         if name == "bulyan":
-            assert decided.chosen is not None
-            assert decided.chosen.tolist() == exact_ties.bulyan(rows, f), seed
+            assert decided.messages.step is not None
+            assert decided.messages.step.argmax(axis=1).tolist() == exact_ties.bulyan(rows, f), seed
             continue
         keep = {"krum": 1, "multi_krum": len(x) - f}.get(name)
         expected = exact_ties.krum_order(rows, f)[:keep] if keep else exact_ties.mda(rows, f)
