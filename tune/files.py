@@ -13,7 +13,7 @@ from typing import Any
 from ..engine.config.schema import Experiment, experiment
 from ..engine.config.yaml_text import parse
 from ..engine.errors import ConfigError, nearest
-from ..engine.runs.folder_kinds import MARKS
+from ..engine.runs.folder_kinds import FILE_OF_KIND
 from ..engine.storage.expanded import expanded
 from ..engine.storage.plain_files import read_text
 
@@ -68,7 +68,7 @@ def read(path: Path) -> str:
     """The text of a file; ConfigError if it cannot be read. A link is followed, unless the file is that of a run's
     folder."""
     try:
-        return read_text(path) if path.name == MARKS["run"] else path.read_text(encoding="utf-8")
+        return read_text(path) if path.name == FILE_OF_KIND["run"] else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; give a YAML file in UTF-8") from None
 

@@ -35,11 +35,11 @@ from ..state.checkpoint import checkpointed_rounds, checkpoints_in, fork_mark
 from ..state.checkpoint_store import Damaged, Snapshot, name_of
 from ..state.retention import check_frozen, state_folder
 from ..state.row_files import remove_files, width
-from ..state.sharing import Shared, share_rows
+from ..state.sharing import SharedRows, share_rows
 from ..storage.plain_files import refuse_unusual
 from .launch import new_run_id, prepare
 from .run_directory import RunDirectory, json_of_frozen, log_line, read_run_id, refuse_run
-from .saved_files import FROZEN, INITIAL, OWN, saved_config
+from .saved_files import FROZEN, INITIAL, NAMES, saved_config
 
 
 class States(NamedTuple):
@@ -62,7 +62,7 @@ def fork_of(
     refuse_run(out)
     if not (parent / "run.json").is_file():
         raise ConfigError(f"{parent} holds no run; give the folder that `fedfleet run` wrote")
-    refuse_unusual(parent, OWN)
+    refuse_unusual(parent, NAMES)
     origin, run_id = RunDirectory(parent, read_run_id(parent)), run_id or new_run_id()
     if number == 0:
         config = saved_config(origin.path)
@@ -71,7 +71,7 @@ def fork_of(
         run_spec = prepare(experiment, run_id, out.resolve(), initial_model=origin.initial_model())
         check_workload(parent_of(config, run_spec), run_spec)
         return run_spec, RunDirectory(out, run_id, lineage)
-    unsafe, snapshot = marked(origin.path, number), snapshot_of(origin.path, number)
+    unsafe, snapshot = mark_checkpoint(origin.path, number), snapshot_of(origin.path, number)
     changes = fork_changes(snapshot.config, experiment.plain())
     lineage = Lineage(origin.run_id, str(origin.path), number, changes, lineage_of(origin.path))
     if experiment.federation.rounds <= number:
@@ -80,17 +80,17 @@ def fork_of(
     run_spec = prepare(experiment, run_id, out.resolve(), resume=True, initial_model=origin.initial_model())
     check_rounds(snapshot, run_spec)
     check_frozen(snapshot, run_spec)
-    fork, fresh = converted(snapshot, run_spec) if changes else (snapshot.server, [])
+    fork, fresh = states_of_fork(snapshot, run_spec) if changes else (snapshot.server, [])
     snapshot = snapshot._replace(server=fork, config=experiment.plain())
     write_folder(origin, snapshot, run_spec, lineage, fresh, unsafe)
     return run_spec, RunDirectory(out, run_id, lineage)
 
 
-def marked(parent: Path, number: int) -> str:
+def mark_checkpoint(parent: Path, number: int) -> str:
     """Mark a checkpoint, see `fork_mark`. Returns why that is impossible, such as a folder that cannot be written to,
     or "". Raises ConfigError if there is no checkpoint of the round."""
     if number not in checkpointed_rounds(parent):
-        raise ConfigError(f"--round: {parent} has no checkpoint of round {number}; {others(parent, number)}")
+        raise ConfigError(f"--round: {parent} has no checkpoint of round {number}; {rounds_nearby(parent, number)}")
     try:
         fork_mark(parent, number).touch()
     except OSError as error:
@@ -103,11 +103,13 @@ def snapshot_of(parent: Path, number: int) -> Snapshot:
     try:
         return checkpoints_in(parent).read(number)
     except Damaged as wrong:
-        where = parent / "checkpoints" / name_of(number)
-        raise ConfigError(f"{where} is damaged ({wrong}); fork another round: {others(parent, number)}") from None
+        raise ConfigError(
+            f"{parent / 'checkpoints' / name_of(number)} is damaged ({wrong}); fork another round: "
+            f"{rounds_nearby(parent, number)}"
+        ) from None
 
 
-def others(parent: Path, number: int) -> str:
+def rounds_nearby(parent: Path, number: int) -> str:
     """Which rounds near this one can be forked, and how to keep more, as the end of a message."""
     numbers = {*checkpointed_rounds(parent)} - {number}
     nearest = sorted(sorted(numbers, key=lambda each: abs(each - number))[:4])
@@ -133,39 +135,39 @@ def write_folder(
     state is that before round 1. unsafe: see `share_rows`. Raises ConfigError if the folder cannot be written."""
     assert run_spec.directory is not None
     out = Path(run_spec.directory)
-    half = out.with_name(f".{out.name}.{run_spec.run_id}")
+    unfinished = out.with_name(f".{out.name}.{run_spec.run_id}")
     rows = state_folder(run_spec)
-    rows_now = half / "state" if rows == out / "state" else rows
+    rows_now = unfinished / "state" if rows == out / "state" else rows
     try:
-        half.mkdir(parents=True)
-        shared = share(parent, snapshot, run_spec, rows_now, unsafe)
-        checkpoints_in(half).write(snapshot)
+        unfinished.mkdir(parents=True)
+        shared = share_states(parent, snapshot, run_spec, rows_now, unsafe)
+        checkpoints_in(unfinished).write(snapshot)
         if (parent.path / INITIAL).is_file():
-            shutil.copyfile(parent.path / INITIAL, half / INITIAL)
-        write_lineage(half, lineage)
-        for name, text in beside(run_spec, snapshot.plan).items():
-            (half / name).write_text(text, encoding="utf-8")
-        for line in (lineage.sentence, *lines(shared, parent.path, run_spec, fresh)):
-            log_line(half, line)
+            shutil.copyfile(parent.path / INITIAL, unfinished / INITIAL)
+        write_lineage(unfinished, lineage)
+        for name, text in small_files(run_spec, snapshot.plan).items():
+            (unfinished / name).write_text(text, encoding="utf-8")
+        for line in (lineage.sentence, *log_lines(shared, parent.path, run_spec, fresh)):
+            log_line(unfinished, line)
         if snapshot.round not in checkpointed_rounds(parent.path):
             raise ConfigError(
                 f"--round: the run in {parent.path} has just removed its checkpoint of round {snapshot.round}; "
-                f"{others(parent.path, snapshot.round)}"
+                f"{rounds_nearby(parent.path, snapshot.round)}"
             )
         try:
-            half.replace(out)
+            unfinished.replace(out)
         except OSError as error:
             raise ConfigError(f"--out {out} must be a new or empty folder ({error.strerror}); choose another") from None
     except BaseException as error:
         remove_files(str(rows_now))
-        shutil.rmtree(half, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         if isinstance(error, OSError):
             why = error.strerror or str(error)
             raise ConfigError(f"--out {out} cannot be written ({why}); make room, or choose another folder") from error
         raise
 
 
-def beside(run_spec: RunSpec, plan: dict[str, Any]) -> dict[str, str]:
+def small_files(run_spec: RunSpec, plan: dict[str, Any]) -> dict[str, str]:
     """The small files that a folder needs to be resumed, by name. plan: the execution plan of the checkpoint."""
     frozen = {FROZEN: json_of_frozen(run_spec)} if run_spec.frozen else {}
     return {
@@ -176,19 +178,19 @@ def beside(run_spec: RunSpec, plan: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def share(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, folder: Path, unsafe: str) -> Shared:
+def share_states(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, folder: Path, unsafe: str) -> SharedRows:
     """Give the fork the client states of the checkpoint. folder: of the fork's rows. unsafe: see `share_rows`."""
     sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
     leaves = pytree.tree_leaves(sample)
     if not leaves:
-        return Shared(0, 0, "")
+        return SharedRows(0, 0, "")
     before = validated_with(snapshot.config, run_spec.experiment)
     own = state_folder(RunSpec.of(parent.run_id, before, str(parent.path)))
     each = width(leaves, run_spec.experiment.engine.state_dtype == "bfloat16")
     return share_rows(str(own), str(folder), snapshot.row[snapshot.row >= 0], each, unsafe)
 
 
-def lines(shared: Shared, parent: Path, run_spec: RunSpec, fresh: Sequence[str]) -> list[str]:
+def log_lines(shared: SharedRows, parent: Path, run_spec: RunSpec, fresh: Sequence[str]) -> list[str]:
     """Lines for the log of a new fork."""
     found = [f"the state of {part} is that before round 1" for part in fresh]
     if shared.copied:
@@ -220,7 +222,7 @@ def validated_with(config: dict[str, Any], other: Experiment) -> Experiment:
     return validated({**config, **same})
 
 
-def converted(snapshot: Snapshot, run_spec: RunSpec) -> tuple[list[Tensor], list[str]]:
+def states_of_fork(snapshot: Snapshot, run_spec: RunSpec) -> tuple[list[Tensor], list[str]]:
     """(the leaves of a fork's checkpoint besides the client states, the parts whose state is that before round 1).
 
     Raises ConfigError if the parent's states do not fit the fork's settings.
@@ -234,17 +236,18 @@ def converted(snapshot: Snapshot, run_spec: RunSpec) -> tuple[list[Tensor], list
     taken = pytree.tree_unflatten(snapshot.server[:count], pytree.tree_structure(old))
     in_flight = snapshot.server[count:]
     fresh: list[str] = []
-    server = converted_server((parent, taken.server), (run_spec, new.server), fresh)
+    server = server_of_fork((parent, taken.server), (run_spec, new.server), fresh)
+    same_rule, same_attack = (same_name(before, run_spec, part) for part in ("aggregate", "attack"))
     stage = StageState(
-        rule=kept(taken.stage.rule, new.stage.rule, same_name(before, run_spec, "aggregate"), "aggregate", fresh),
-        last=kept(taken.stage.last, new.stage.last, True, "aggregate", fresh),
-        attack=kept(taken.stage.attack, new.stage.attack, same_name(before, run_spec, "attack"), "attack", fresh),
+        rule=old_or_fresh(taken.stage.rule, new.stage.rule, same_rule, "aggregate", fresh),
+        last=old_or_fresh(taken.stage.last, new.stage.last, True, "aggregate", fresh),
+        attack=old_or_fresh(taken.stage.attack, new.stage.attack, same_attack, "attack", fresh),
         noise=with_new_levels(taken.stage.noise, new.stage.noise),
     )
     samplers = [part_name(each.federation.sampler) for each in (before, run_spec.experiment)]
     # The states before round 1 are compared, because a sampler's state may grow, as Oort's history does.
-    same = samplers[0] == samplers[1] and alike(old.plan.sampler, new.plan.sampler)
-    sampler = taken.plan.sampler if same else anew(new.plan.sampler, "federation.sampler", fresh)
+    same = samplers[0] == samplers[1] and same_shapes(old.plan.sampler, new.plan.sampler)
+    sampler = taken.plan.sampler if same else fresh_state(new.plan.sampler, "federation.sampler", fresh)
     plan = PlanState(sampler, taken.plan.clock)
     return [*pytree.tree_leaves(States(server, stage, plan)), *in_flight], list(dict.fromkeys(fresh))
 
@@ -284,7 +287,7 @@ def check_messages(parent: RunSpec, run_spec: RunSpec) -> None:
     if [leaf.shape for leaf in old] != [leaf.shape for leaf in new]:
         raise ConfigError(
             "method: clients must send messages of the same shape in a fork whose noise goes on from earlier rounds, "
-            f"got {named(run_spec)} after {named(parent)}; undo this, or start a new run"
+            f"got {title_of(run_spec)} after {title_of(parent)}; undo this, or start a new run"
         )
 
 
@@ -299,46 +302,47 @@ def with_new_levels(taken: Any, new: Any) -> Any:
     return pytree.tree_unflatten([old if old.numel() else begun for old, begun in pairs], spec)
 
 
-def converted_server(parent: tuple[RunSpec, Server], fork: tuple[RunSpec, Server], fresh: list[str]) -> Server:
+def server_of_fork(parent: tuple[RunSpec, Server], fork: tuple[RunSpec, Server], fresh: list[str]) -> Server:
     """The server's state of a fork. parent: its specification and the state to go on from. fork: its specification and
     its state before round 1. fresh: receives the parts whose state is that before round 1."""
     (old_spec, server), (new_spec, new) = parent, fork
     old_method, method = old_spec.method(), new_spec.method()
     clients = [StateSpec(each.method(), each.initial_model()).client for each in (old_spec, new_spec)]
-    if not alike(*clients):
+    if not same_shapes(*clients):
         raise ConfigError(
             "method: clients must keep states of the same shape in a fork, got another shape; undo this, or start a "
             "new run"
         )
-    if kind_of(old_method) == kind_of(method) and alike(server.public, new.public):
+    if meaning_of_states(old_method) == meaning_of_states(method) and same_shapes(server.public, new.public):
         same = server_rules(old_method) == server_rules(method)
-        return Server(server.public, kept(server.private, new.private, same, "the server's rule", fresh))
+        return Server(server.public, old_or_fresh(server.private, new.private, same, "the server's rule", fresh))
     if pytree.tree_leaves(clients[1]) or new_spec.experiment.federation.pace.versions > 1:
         raise ConfigError(
-            f"method: what clients keep must mean the same in a fork, got {named(new_spec)} after {named(old_spec)}; "
-            "undo this, or start a new run"
+            f"method: what clients keep must mean the same in a fork, got {title_of(new_spec)} after "
+            f"{title_of(old_spec)}; undo this, or start a new run"
         )
     fresh.append("the method")
     x = old_method.model(server)
     begun = method.server_init(x)
     if not torch.equal(method.model(begun).flat, x.flat):
         raise ConfigError(
-            f"method: it must begin from the parent's model in a fork, but {named(new_spec)} begins from factors that "
-            "it draws; undo this, or start a new run"
+            f"method: it must begin from the parent's model in a fork, but {title_of(new_spec)} begins from factors "
+            "that it draws; undo this, or start a new run"
         )
     return begun
 
 
-def named(run_spec: RunSpec) -> str:
+def title_of(run_spec: RunSpec) -> str:
+    """The method of a run in a message."""
     return run_spec.experiment.title.split(" on ")[0]
 
 
-def kind_of(method: Algorithm) -> tuple[Any, ...]:
+def meaning_of_states(method: Algorithm) -> tuple[Any, ...]:
     """What the states of clients, and the public state of the server, mean: the classes of the method, of those that it
     wraps, and of its estimator, and what its variables stand for."""
     estimator, inner = getattr(method, "estimator", None), getattr(method, "method", None)
     own = (type(method), type(estimator), method.variables)
-    return (*own, *kind_of(inner)) if isinstance(inner, Algorithm) else own
+    return (*own, *meaning_of_states(inner)) if isinstance(inner, Algorithm) else own
 
 
 def server_rules(method: Algorithm) -> list[type]:
@@ -362,22 +366,22 @@ def same_name(before: Experiment, run_spec: RunSpec, part: str) -> bool:
     return names[0] == names[1]
 
 
-def kept(old: Any, new: Any, same: bool, part: str, fresh: list[str]) -> Any:
+def old_or_fresh(old: Any, new: Any, same: bool, part: str, fresh: list[str]) -> Any:
     """The old state of a part if it is the same part and has the same shape, else the new one. fresh: receives the name
     of a part that begins anew."""
-    if same and alike(old, new):
+    if same and same_shapes(old, new):
         return old
-    return anew(new, part, fresh)
+    return fresh_state(new, part, fresh)
 
 
-def anew(new: Any, part: str, fresh: list[str]) -> Any:
+def fresh_state(new: Any, part: str, fresh: list[str]) -> Any:
     """The state before round 1 of a part that begins anew. fresh: receives its name if it has a state."""
     if pytree.tree_leaves(new):
         fresh.append(part)
     return new
 
 
-def alike(a: Any, b: Any) -> bool:
+def same_shapes(a: Any, b: Any) -> bool:
     """Whether two states have the same structure, shapes and dtypes."""
     if pytree.tree_structure(a) != pytree.tree_structure(b):
         return False

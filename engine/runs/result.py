@@ -19,7 +19,7 @@ from ..storage.plain_files import refuse_unusual
 from ..storage.sha256 import sha256
 from .chart import Horizontal, draw, needs
 from .evaluation import evaluate
-from .saved_files import OWN, read_result, saved_config
+from .saved_files import NAMES, read_result, saved_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +57,7 @@ class Result:
         path = expanded(folder).resolve()
         if not (path / "run.json").is_file():
             raise ConfigError(f"{path} holds no run; give the folder of a run")
-        refuse_unusual(path, OWN)
+        refuse_unusual(path, NAMES)
         if not (path / "result.json").is_file():
             raise ConfigError(f"{path}: the run has not finished; resume it first")
         configuration = experiment(saved_config(path))

@@ -44,7 +44,7 @@ from .saved_files import (
     FOLDERS,
     FROZEN,
     INITIAL,
-    OWN,
+    NAMES,
     RESULT,
     SavedResult,
     load_model,
@@ -78,7 +78,7 @@ class RunDirectory(Observer):
         """The folder of a run that did not finish. Raises ConfigError if it is not one."""
         if not (path / "run.json").is_file():
             raise ConfigError(f"{path} holds no run; give the folder that `fedfleet run` wrote")
-        refuse_unusual(path, OWN)
+        refuse_unusual(path, NAMES)
         refuse_result(path)
         return RunDirectory(path, read_run_id(path))
 
@@ -161,29 +161,29 @@ class RunDirectory(Observer):
         """
         release(self.path)
         try:
-            self._put(self.path, result)
+            self._write_result(self.path, result)
             for name in RESULT:
                 temporary_path(self.path / name).replace(self.path / name)
         except Exception as error:  # safetensors and pyarrow wrap the system's errors in their own
-            raise NotSaved(self._keep(result, error)) from error
-        for folder in self._others():
+            raise NotSaved(self._keep_elsewhere(result, error)) from error
+        for folder in self._other_folders():
             shutil.rmtree(folder, ignore_errors=True)
         self._log("finished")
 
-    def _put(self, folder: Path, result: Result) -> None:
+    def _write_result(self, folder: Path, result: Result) -> None:
         self._write_rounds(cleared(temporary_path(folder / "rounds.parquet")))
         save_model(result.model, cleared(temporary_path(folder / "model.safetensors")), self.frozen)
         write(temporary_path(folder / "result.json"), json.dumps(result.summary(), indent=2) + "\n")
 
-    def _keep(self, result: Result, error: Exception) -> str:
+    def _keep_elsewhere(self, result: Result, error: Exception) -> str:
         """Keep a result that could not be written in another place, where `kept_result` finds it. Returns a message."""
         why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        for folder in (self.path, *self._others()):
+        for folder in (self.path, *self._other_folders()):
             try:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 if not is_own(folder):
                     continue
-                self._put(folder, result)
+                self._write_result(folder, result)
             except Exception:
                 for name in RESULT:
                     temporary_path(folder / name).unlink(missing_ok=True)
@@ -200,13 +200,13 @@ class RunDirectory(Observer):
             f"{tempfile.gettempdir()}; make room, and {how}"
         )
 
-    def _others(self) -> list[Path]:
+    def _other_folders(self) -> list[Path]:
         """Other folders where a result may be kept."""
         return [Path(tempfile.gettempdir()) / f"fedfleet-{self.run_id}-result"] if self.run_id else []
 
     def kept_result(self, run_spec: RunSpec) -> SavedResult | None:
         """The result that an earlier process kept, if it has the number of rounds of this run; else None."""
-        for folder in filter(is_own, (self.path, *self._others())):
+        for folder in filter(is_own, (self.path, *self._other_folders())):
             try:
                 kept = read_result(folder, temporary_path)
             except Exception:  # not there, or not whole

@@ -40,7 +40,7 @@ FILES = (
 )
 """The files that the launcher and the driver write into the folder itself."""
 FOLDERS = ("state", "checkpoints", "clients")
-OWN = (*FILES, *(f".{name}" for name in FILES), *FOLDERS, LAUNCHER, DRIVER, RESERVE)
+NAMES = (*FILES, *(f".{name}" for name in FILES), *FOLDERS, LAUNCHER, DRIVER, RESERVE)
 """Everything that a run may have in its folder."""
 
 

@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from .row_files import FILES, SHARED, locate, make_files, make_row_folder, paths, rows_in_files, shared_folder
 
 
-class Shared(NamedTuple):
+class SharedRows(NamedTuple):
     """What a fork has of the client states. clients: with a state; size: the bytes of their rows. copied: why the rows
     were copied, "" if they are shared."""
 
@@ -53,7 +53,7 @@ def shared_ends(folder: str) -> tuple[int, ...]:
     raise ConfigError(f"{file} is damaged ({wrong}); make the fork again")
 
 
-def share_rows(parent: str, fork: str, rows: np.ndarray, width: int, unsafe: str = "") -> Shared:
+def share_rows(parent: str, fork: str, rows: np.ndarray, width: int, unsafe: str = "") -> SharedRows:
     """Give a new fork the rows (c,) of the run that it is a fork of, by links if possible.
 
     parent, fork: their folders of rows. width: the bytes of a row. unsafe: why the parent might write to these rows, so
@@ -72,7 +72,7 @@ def share_rows(parent: str, fork: str, rows: np.ndarray, width: int, unsafe: str
     if why:
         make_files(fork, int(rows.max(initial=-1)) + 1, width)
         copy(found, fork, rows, width)
-    return Shared(len(rows), len(rows) * width, why)
+    return SharedRows(len(rows), len(rows) * width, why)
 
 
 def ranges_of(folder: str, width: int) -> list[tuple[int, list[str]]]:
