@@ -31,12 +31,13 @@ from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.tracking import stores
-from fedfleet.tune.tracking.mlflow_writer import TOP, End, Writer
+from fedfleet.tune.tracking.mlflow_writer import MlflowWriter
 from fedfleet.tune.tracking.model import Predictor, example, with_network
 from fedfleet.tune.tracking.origin import origin
 from fedfleet.tune.tracking.run import MlflowTracker, model_of
 from fedfleet.tune.tracking.run_header import RunHeader, flatten
 from fedfleet.tune.tracking.stores import KIND, PATIENCE, open_store, store
+from fedfleet.tune.tracking.writer import TOP, End
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.problems.auc import Auc
 
@@ -199,7 +200,7 @@ def test_a_model_that_cannot_be_exported_costs_a_warning(here: Path, capsys: pyt
     def export(folder: Path) -> Any:
         raise RuntimeError("Could not guard on data-dependent expression\nand many more lines")
 
-    writer = Writer(store("auto"), "default", None, "run")
+    writer = MlflowWriter(store("auto"), "default", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {}))
     writer.rounds(TOP, [{"round": 1, "train/loss": 1.0}])
     writer.end(End(TOP, "finished", model=export))
@@ -289,7 +290,7 @@ def test_the_load_of_the_machine(here: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_load_needs_a_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fedfleet.tune.tracking.mlflow_writer.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tracking\.system needs the package psutil, got none; pip install psutil"):
-        Writer("sqlite:///mlflow.db", "default", None, "run", system=True)
+        MlflowWriter("sqlite:///mlflow.db", "default", None, "run", system=True)
 
 
 def test_a_relative_path_and_an_experiment_of_any_name(here: Path):
@@ -450,7 +451,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
     Flaky.failures, Flaky.calls = failures, 0
     Flaky.steps.clear()
     Flaky.ended.clear()
-    monkeypatch.setattr("fedfleet.tune.tracking.mlflow_writer.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("fedfleet.tune.tracking.writer.FLUSH_SECONDS", 0.0)
     monkeypatch.setattr("fedfleet.tune.tracking.mlflow_writer.open_store", lambda uri, experiment: (Flaky(), "0"))
 
 
@@ -461,7 +462,7 @@ def tried(calls: int) -> None:
 
 def test_what_was_missed_comes_with_the_next_batch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     flaky(monkeypatch, failures=2)
-    writer = Writer("sqlite:///unused.db", "default", None, "run")
+    writer = MlflowWriter("sqlite:///unused.db", "default", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {}))
     for round in (1, 2, 3, 4):
         writer.rounds(TOP, [{"round": round, "train/loss": 1.0}])
@@ -475,7 +476,7 @@ def test_what_was_missed_comes_with_the_next_batch(monkeypatch: pytest.MonkeyPat
 
 def test_a_store_that_fails_to_the_end_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     flaky(monkeypatch, failures=100)
-    writer = Writer("sqlite:///unused.db", "default", None, "run")
+    writer = MlflowWriter("sqlite:///unused.db", "default", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {}))
     writer.rounds(TOP, [{"round": 1, "train/loss": 1.0}])
     writer.end(End(TOP, "finished"))
@@ -487,7 +488,7 @@ def test_a_store_that_fails_to_the_end_is_told(monkeypatch: pytest.MonkeyPatch, 
 def test_names_that_mlflow_refuses(capsys: pytest.CaptureFixture[str]):
     """Characters that it does not allow become _, different names stay different, and nothing else is lost."""
     odd = {"top-5 (%), α": 1.0, "a%": 2.0, "a_": 3.0, "a&": 4.0, "/b": 5.0, "c/../d": 6.0, "é" * 300: 7.0}
-    writer = Writer(store("auto"), "default", None, "run")
+    writer = MlflowWriter(store("auto"), "default", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {"axis.β, %": "x"}, {"classes": {"a (b)": 1}}))
     for number in (1, 2):
         writer.rounds(TOP, [{"round": number, "train/loss": 0.5, **odd}])
@@ -522,7 +523,7 @@ def test_what_the_store_refuses_stops_nothing_else(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(MlflowClient, "create_run", create_run)
-    writer = Writer(store("auto"), "default", None, "study", "fedfleet.cell")
+    writer = MlflowWriter(store("auto"), "default", None, "study", "fedfleet.cell")
     for key in (TOP, "refused", "good"):
         writer.begin(key, lambda key=key: RunHeader(key or "top", {}))
     for key in ("refused", "good"):
@@ -724,7 +725,7 @@ def test_a_process_that_ends_right_after_it_began_a_run_leaves_no_second_one(
     uri, header = f"sqlite:///{here / 'mlflow.db'}", RunHeader("mine", {"kind": "run"}, {"a": 1})
 
     def written() -> None:
-        writer = Writer(uri, "default", here, "run")
+        writer = MlflowWriter(uri, "default", here, "run")
         writer.begin(TOP, lambda: header)
         writer.rounds(TOP, [{"round": 1, "train/loss": 0.5}])
         writer.end(End(TOP, "finished"))
@@ -734,7 +735,7 @@ def test_a_process_that_ends_right_after_it_began_a_run_leaves_no_second_one(
         raise OSError("the process is killed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "_parameters", ends)
+        patched.setattr(MlflowWriter, "_parameters", ends)
         written()
     assert "the process is killed here" in capsys.readouterr().err
     begun = json.loads((here / "mlflow.json").read_text())

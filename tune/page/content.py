@@ -124,6 +124,11 @@ class HeatMap(NamedTuple):
     columns: list[str]
     rows: list[tuple[str, list[Shade]]]
 
+    @property
+    def alt(self) -> str:
+        """Text for readers who cannot see the map."""
+        return f"{self.title}: {self.corner}" if self.title else self.corner
+
 
 class Section(NamedTuple):
     """A section of a page: a title, a note, and a table, maps and charts, each of which may be missing. `legend`: the

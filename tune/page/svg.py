@@ -37,9 +37,9 @@ MARKERS = {
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
 
-def chart(figure: Figure, prefix: str) -> str:
-    """A chart as an element. prefix: makes its ids unique in a page that has several."""
-    return element(drawn(figure), prefix)
+def chart(what: Figure | HeatMap, prefix: str) -> str:
+    """A chart or a map as an element. prefix: makes its ids unique in a page that has several."""
+    return element(heat_map(what) if isinstance(what, HeatMap) else drawn(what), prefix)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -62,26 +62,6 @@ def legend(section: Section, prefix: str) -> str:
     return element(made, prefix)
 
 
-def heat_map(map: HeatMap, prefix: str) -> str:
-    """A map as an element. Its cells are shapes, so that their numbers stay text."""
-    from matplotlib.patches import Rectangle
-
-    made, axes = panel(map.title, SIZE)
-    axes.grid(visible=False)
-    for i, (_, cells) in enumerate(map.rows):
-        for j, cell in enumerate(cells):
-            there = cell.share is not None
-            if there:
-                axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color=colour(cell.share), linewidth=0))
-            shade = ink(cell.share) if there else "black"
-            axes.text(j, i, plain(cell.text), ha="center", va="center", fontsize=10, color=shade)
-            if cell.best:
-                axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, fill=False, edgecolor=FRAME, linewidth=2.5))
-    scale(axes, "x", Axis(map.corner, labels=tuple(map.columns)))
-    scale(axes, "y", Axis("", labels=tuple(label for label, _ in map.rows)))
-    return element(made, prefix)
-
-
 # --- panels -----------------------------------------------------------------------------------------------------------
 def panel(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
     """A new figure of matplotlib and its axes."""
@@ -93,6 +73,26 @@ def panel(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return made, axes
+
+
+def heat_map(map: HeatMap) -> Any:
+    """A map as a figure of matplotlib. Its cells are shapes, so that their numbers stay text."""
+    from matplotlib.patches import Rectangle
+
+    made, axes = panel(map.title, SIZE)
+    axes.grid(visible=False)
+    for i, (_, cells) in enumerate(map.rows):
+        for j, cell in enumerate(cells):
+            shade = "black"
+            if cell.share is not None:
+                shade = ink(cell.share)
+                axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color=colour(cell.share), linewidth=0))
+            axes.text(j, i, plain(cell.text), ha="center", va="center", fontsize=10, color=shade)
+            if cell.best:
+                axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, fill=False, edgecolor=FRAME, linewidth=2.5))
+    scale(axes, "x", Axis(map.corner, labels=tuple(map.columns)))
+    scale(axes, "y", Axis("", labels=tuple(label for label, _ in map.rows)))
+    return made
 
 
 def drawn(figure: Figure, size: tuple[float, float] = SIZE) -> Any:

@@ -74,10 +74,8 @@ def drawings(name: str, section: Section) -> list[Drawing]:
     if section.legend:
         key = f"key-{name}"
         made.append(Drawing(key, f"Legend: {', '.join(section.legend)}", svg.legend(section, key)))
-    each = [(f"{map.title}: {map.corner}", svg.heat_map, map) for map in section.maps]
-    each += [(figure.alt, svg.chart, figure) for figure in section.figures]
-    for number, (alt, draw, what) in enumerate(each[:PANELS], 1):
-        made.append(Drawing(f"{name}-{number}", alt, draw(what, f"{name}-{number}")))
+    for number, what in enumerate((*section.maps, *section.figures)[:PANELS], 1):
+        made.append(Drawing(f"{name}-{number}", what.alt, svg.chart(what, f"{name}-{number}")))
     return made
 
 

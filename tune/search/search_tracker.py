@@ -14,9 +14,9 @@ from ...engine.run_spec import RunSpec
 from ...engine.storage.secrets import redacted_data
 from ..ranges import decided
 from ..tracking.many_runs import TrackerOfRuns, kept_model
-from ..tracking.mlflow_writer import TOP, End
 from ..tracking.origin import origin
 from ..tracking.run_header import RunHeader, header_of
+from ..tracking.writer import TOP, End
 from .folder import trial_folder
 from .plan import Plan
 from .trial_store import Trial

@@ -17,9 +17,9 @@ from ..study.cells import Cell
 from ..study.folder import FINISHED, StudyFolder
 from ..study.spec import Study
 from ..tracking.many_runs import TrackerOfRuns, kept_model
-from ..tracking.mlflow_writer import End
 from ..tracking.origin import origin
 from ..tracking.run_header import RunHeader, header_of
+from ..tracking.writer import End
 
 
 class StudyTracker(TrackerOfRuns[Cell]):

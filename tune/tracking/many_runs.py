@@ -17,10 +17,11 @@ from ...engine.run_spec import RunSpec
 from ...engine.runs.saved_files import load_model
 from ...engine.storage.secrets import redacted_data
 from ..executor.observed import Run, RunsObserver
-from .mlflow_writer import TOP, End, Writer
+from .mlflow_writer import MlflowWriter
 from .run import model_of
 from .run_header import RunHeader
 from .stores import store
+from .writer import TOP, End
 
 
 class TrackerOfRuns(RunsObserver[Run]):
@@ -36,7 +37,7 @@ class TrackerOfRuns(RunsObserver[Run]):
         or study. system: whether to record the load of this machine."""
         self.folder = folder
         self.has_content = False  # whether there is anything to write
-        self.writer = Writer(store(uri), experiment, folder, self.what, self.child_tag, system=system)
+        self.writer = MlflowWriter(store(uri), experiment, folder, self.what, self.child_tag, system=system)
         self.writer.begin(TOP, self.header)
 
     @abstractmethod

@@ -1,43 +1,32 @@
-"""The thread that writes everything to MLflow: a single run, or the run of a search or study with one nested run for
-each trial or cell.
+"""Writes to MLflow: a single run, or the run of a search or study with one nested run for each trial or cell.
 
-SQLite allows one writer, and importing mlflow and creating its database take seconds that a run should not wait for.
-So the callers put messages into a queue, and one thread writes them in batches. Nothing is written before the first
-round of a run is over or a run has ended, so an experiment that cannot start leaves nothing behind. Whatever is resumed
-continues in its MLflow run, which the file mlflow.json in its folder names, and values that the store has are not
-written again. The file has a token before the MLflow run has it as a tag, so that a process that is killed in between
-leaves no second run. If the store fails, a warning with the reason is printed and the run itself continues. A store
-that fails only for a while, such as a server that restarts, receives the missing values with the next batch. What a
-store refuses for good is left out, with one warning, and what follows is written.
+Whatever is resumed continues in its MLflow run, which the file mlflow.json in its folder names, and values that the
+store has are not written again. The file has a token before the MLflow run has it as a tag, so that a process that is
+killed in between leaves no second run.
 """
 
 from __future__ import annotations
 
 import json
 import posixpath
-import queue
 import re
 import tempfile
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ...engine.errors import ConfigError, first_line
-from ...engine.rounds.driver import Record
 from ...engine.runs.saved_files import read_rows
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted
 from ...engine.storage.sha256 import sha256_of_json
-from ..streams import tell
 from .data_set import TRAINING
-from .run_header import RunHeader, flatten
-from .stores import SECONDS, load_mlflow, open_store
+from .run_header import flatten
+from .stores import load_mlflow, open_store
+from .writer import FILES, REPORT, TOP, Batch, End, Writer, now
 
 BATCH = 100
 """Largest number of parameters in a call (MLflow's limit); a call may have ten times as many metrics."""
@@ -45,8 +34,8 @@ BATCH = 100
 KEPT = "mlflow.json"
 """File in the folder of a run, search or study that names its MLflow run."""
 
-REPORT, MODEL = "report.html", "model"
-"""Names of the report among the artifacts, and of the logged model."""
+MODEL = "model"
+"""Name of the logged model."""
 
 TRAINING_PAGES = "workflowType=machine_learning"
 """Part of an address that makes MLflow's pages those for training runs; by default they are for language models."""
@@ -60,27 +49,6 @@ TOKEN = "fedfleet.token"
 OTHER_CHARACTERS, LONGEST_NAME = re.compile(r"[^/\w.\- :]"), 250
 """What MLflow does not allow in the names of metrics, parameters and tags, and the length that it allows."""
 
-LOOK_SECONDS = 0.2
-"""Time between checks whether the store has been opened, when everything else is over."""
-
-FLUSH_SECONDS = 1.0
-"""How long rounds are gathered before they are written."""
-
-TOP = ""
-"""Key of the single run, or of the search's or study's own run, which is the parent of all other runs."""
-
-FILES = (
-    "config.yaml",
-    "rounds.parquet",
-    "result.json",
-    "failure.json",
-    "environment.json",
-    "plan.json",
-    "partition.json",
-    "run.log",
-)
-"""Files of a run's folder that become artifacts."""
-
 STATUS = {
     "finished": "FINISHED",
     "pruned": "KILLED",
@@ -90,50 +58,10 @@ STATUS = {
 """Value of the tag `status` -> MLflow's own status of a run. All other values mean FAILED."""
 
 
-@dataclass(frozen=True)
-class End:
-    """Message: a run has ended.
+class MlflowWriter(Writer):
+    """Writes to a store of MLflow."""
 
-    key: of the run. status: value of the tag `status`. reason: a sentence on a failure, else "". folder: the run's
-    folder, whose FILES become artifacts. whole: whether to read the records from the folder too. once: whether to write
-    nothing if an earlier process has already written this run with this status, except its name and the tags in
-    `labels` where these tags have changed. records: further metrics as (key of the run, record), with the step under
-    `round`. files: further artifacts, files or folders. texts: returns further artifacts, file name -> text. model:
-    exports the final model into a new folder and returns its mlflow.models.Model; None for a run whose model is not
-    logged. name, labels: of the run as it is called now.
-    """
-
-    key: str
-    status: str
-    reason: str = ""
-    folder: Path | None = None
-    whole: bool = False
-    once: bool = False
-    records: tuple[tuple[str, Record], ...] = ()
-    files: tuple[Path, ...] = ()
-    texts: Callable[[], dict[str, str]] = dict
-    model: Callable[[Path], Any] | None = None
-    name: str = ""
-    labels: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Message: rounds of a run are over. key: of the run; batch: (time in milliseconds, record) of each round."""
-
-    key: str
-    batch: list[tuple[int, Record]]
-
-
-class Closed:
-    """Message: no further message follows."""
-
-
-Message = Rounds | End | Closed
-
-
-class Writer:
-    """Writes a run, or a search's or study's run and the nested ones, in a thread of its own."""
+    tracker = "MLflow"
 
     def __init__(
         self,
@@ -154,126 +82,36 @@ class Writer:
         """
         if system and find_spec("psutil") is None:
             raise ConfigError("tracking.system needs the package psutil, got none; pip install psutil")
-        self.uri, self.experiment, self.folder, self.what = uri, experiment, folder, what
+        self.uri, self.experiment, self.folder = uri, experiment, folder
         self.child_tag, self.resumes, self.system = child_tag, resumes, system
-        self.headers: dict[str, tuple[int, Callable[[], RunHeader]]] = {}  # key -> (time in milliseconds, header)
-        self.messages: queue.Queue[Message] = queue.Queue()
-        # Only the thread uses the following attributes.
-        self.opening = 0.0  # time.monotonic() when opening the store began
+        self.is_local = uri.startswith("sqlite")
         self.client: Any = None
         self.place = ""  # id of MLflow's experiment
         self.token = ""  # of the top run
         self.runs: dict[str, str] = {}  # key -> id of the MLflow run
-        self.open: set[str] = set()  # keys of the runs that have not ended
+        self.active: set[str] = set()  # keys of the runs that have not ended
         self.earlier: dict[str, Any] = {}  # key -> the MLflow run that an earlier process left
         self.known: dict[str, set[tuple[str, int]]] = {}  # key -> (metric, step) that the store has
         self.names: dict[str, str] = {}  # name of a metric, parameter or tag -> its name in MLflow
         self.refused: set[str] = set()  # metrics that the store refuses, by their names in MLflow
-        self.told = False  # whether a warning has told of something refused
         self.monitor: Any = None  # of the machine's load
-        self.thread = threading.Thread(target=self._write, name="mlflow", daemon=True)
-        self.thread.start()
+        super().__init__(what)
 
-    # --- the callers' side --------------------------------------------------------------------------------------------
-    def begin(self, key: str, header: Callable[[], RunHeader]) -> None:
-        """A run begins. header: called in the thread, when something of the run is written for the first time."""
-        self.headers[key] = (now(), header)
+    def load(self) -> None:
+        load_mlflow()
 
-    def open_early(self) -> None:
-        """Open the store and begin the top run now, although there is nothing to be written yet. It takes seconds."""
-        self.messages.put(Rounds(TOP, []))
+    def open(self) -> None:
+        self.client, self.place = open_store(self.uri, self.experiment)
 
-    def rounds(self, key: str, records: Iterable[Record]) -> None:
-        """Rounds of a run are over."""
-        stamp = now()
-        if batch := [(stamp, record) for record in records]:
-            self.messages.put(Rounds(key, batch))
+    def stop(self) -> None:
+        if self.monitor is not None:
+            self.monitor.finish()
+            self.monitor = None
 
-    def end(self, end: End) -> None:
-        """A run has ended."""
-        self.messages.put(end)
+    def is_refusal(self, error: Exception) -> bool:
+        return getattr(error, "error_code", None) == "INVALID_PARAMETER_VALUE"
 
-    def close(self) -> None:
-        """Wait until everything is written, but not for a server that does not answer within SECONDS."""
-        self.messages.put(Closed())
-        closing = time.monotonic()
-        while self.thread.is_alive():
-            self.thread.join(LOOK_SECONDS)
-            waited = time.monotonic() - max(closing, self.opening)
-            if self.opening and self.client is None and not self.uri.startswith("sqlite") and waited > SECONDS:
-                self._warn(TimeoutError(f"tracking.uri: the store has not answered within {SECONDS:g} s"))
-                return
-
-    def abandon(self) -> None:
-        """End without a message; does not wait, not even for the import of mlflow."""
-        self.messages.put(Closed())
-
-    # --- the thread ---------------------------------------------------------------------------------------------------
-    def _write(self) -> None:
-        try:
-            load_mlflow()
-            first = self.messages.get()
-            if not isinstance(first, Closed):
-                self.opening = time.monotonic()
-                self.client, self.place = open_store(self.uri, self.experiment)
-                self._top()
-                self._follow(first)
-        except Exception as error:  # a store may raise anything
-            self._warn(error)
-        finally:
-            if self.monitor is not None:
-                self.monitor.finish()
-
-    def _warn(self, error: Exception, what: str = "not tracked in MLflow") -> None:
-        reason = " ".join(redacted(str(error) or type(error).__name__).split())
-        tell(f"warning: {what}: {reason}; the {self.what} itself continues")
-
-    def _follow(self, first: Message) -> None:
-        """Write all messages until `Closed`."""
-        todo: list[Message] = [first]
-        while True:
-            self._gather(todo)
-            closed = isinstance(todo[-1], Closed)
-            todo = merged(todo)
-            try:
-                while todo:
-                    self._deal_with(todo[0])
-                    todo.pop(0)
-            except Exception:
-                if closed:
-                    raise
-            if closed:
-                return
-            todo.append(self.messages.get())
-
-    def _deal_with(self, message: Message) -> None:
-        """Write a message, or leave it out if the store refuses it for good: it must not stop those behind it."""
-        try:
-            if isinstance(message, Rounds):
-                self._rounds(message)
-            elif isinstance(message, End):
-                self._end(message)
-        except Exception as error:
-            self._tell_refused(error)
-
-    def _tell_refused(self, error: Exception) -> None:
-        """Warn, the first time, of what the store refuses for good. Raises any other error again."""
-        if not is_refusal(error):
-            raise error
-        if not self.told:
-            self._warn(error, "the store refuses some values, which are not tracked in MLflow")
-        self.told = True
-
-    def _gather(self, todo: list[Message]) -> None:
-        """Append the messages that arrive within FLUSH_SECONDS."""
-        deadline = time.monotonic() + FLUSH_SECONDS
-        while not isinstance(todo[-1], Closed) and (left := deadline - time.monotonic()) > 0:
-            try:
-                todo.append(self.messages.get(timeout=left))
-            except queue.Empty:
-                return
-
-    def _top(self) -> None:
+    def begin_top(self) -> None:
         """Begin the top run, or continue the one that the folder names, with its nested runs."""
         before = kept(self.folder) if self.resumes else {}
         found = self._named(before)
@@ -348,7 +186,7 @@ class Writer:
         if header.data_set and not (before and before.inputs and before.inputs.dataset_inputs):
             self._data_set(run.info.run_id, header.data_set)
         self.runs[key] = run.info.run_id
-        self.open.add(key)
+        self.active.add(key)
         return run.info.run_id
 
     def _retag(self, run: Any, tags: dict[str, str]) -> bool:
@@ -395,13 +233,13 @@ class Writer:
         used = InputTag("mlflow.data.context", TRAINING)
         self.client.log_inputs(run_id, [DatasetInput(Dataset(**arguments), [used])])
 
-    def _rounds(self, message: Rounds) -> None:
+    def write_records(self, batch: Batch) -> None:
         from mlflow.entities import Metric
 
-        run_id, known = self._run(message.key), self.known.setdefault(message.key, set())
+        run_id, known = self._run(batch.key), self.known.setdefault(batch.key, set())
         metrics = {
             (name, int(record["round"])): Metric(name, float(value), stamp, int(record["round"]))
-            for stamp, record in message.batch
+            for stamp, record in batch.records
             for name, value in self._allowed(record).items()
             if name != "round" and name not in self.refused and (name, int(record["round"])) not in known
         }
@@ -418,14 +256,14 @@ class Writer:
             self.client.log_batch(run_id, metrics=metrics)
         except Exception as error:
             names = {metric.key for metric in metrics}
-            if len(names) == 1 or not is_refusal(error):
-                self._tell_refused(error)
+            if len(names) == 1 or not self.is_refusal(error):
+                self.tell_refused(error)
                 self.refused |= names
                 return
             for name in sorted(names):
                 self._log(run_id, [metric for metric in metrics if metric.key == name])
 
-    def _end(self, end: End) -> None:
+    def write_end(self, end: End) -> None:
         before = self.earlier.get(end.key)
         if end.once and before is not None and before.data.tags.get("status") == end.status:
             if self._retag(before, self._allowed(end.labels)):  # else a name may be one that a reader gave it in MLflow
@@ -433,10 +271,10 @@ class Writer:
             return
         if end.whole and end.folder is not None and (end.folder / "rounds.parquet").is_file():
             stamp = now()
-            self._rounds(Rounds(end.key, [(stamp, row) for row in read_rows(end.folder / "rounds.parquet")]))
+            self.write_records(Batch(end.key, [(stamp, row) for row in read_rows(end.folder / "rounds.parquet")]))
         run_id = self._run(end.key)
         for key, record in end.records:
-            self._rounds(Rounds(key, [(now(), record)]))
+            self.write_records(Batch(key, [(now(), record)]))
         try:
             self._artifacts(run_id, end)
             if end.model is not None:
@@ -444,13 +282,12 @@ class Writer:
             if end.reason:
                 self.client.set_tag(run_id, "reason", end.reason[:5000])
         finally:
-            if end.key == TOP and self.monitor is not None:
-                self.monitor.finish()
-                self.monitor = None
+            if end.key == TOP:
+                self.stop()
             self.client.set_tag(run_id, "status", end.status)  # the tag comes late: it says that the run is complete
             self.client.set_terminated(run_id, STATUS.get(end.status, "FAILED"))
-            self.open.discard(end.key)
-            for key in self.open if end.key == TOP else ():
+            self.active.discard(end.key)
+            for key in self.active if end.key == TOP else ():
                 self.client.set_terminated(self.runs[key], "KILLED")
 
     def _artifacts(self, run_id: str, end: End) -> None:
@@ -483,7 +320,7 @@ class Writer:
             try:
                 described = export(folder)
             except Exception as error:  # torch raises many classes for what it cannot export
-                self._warn(RuntimeError(first_line(error)), "the model is not logged in MLflow")
+                self.warn(RuntimeError(first_line(error)), "the model is not logged in MLflow")
                 return
             run = self.client.get_run(run_id)
             logged = self.client.create_logged_model(self.place, MODEL, run_id, params=run.data.params)
@@ -496,24 +333,6 @@ class Writer:
             self.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, last)])
 
 
-def merged(messages: list[Message]) -> list[Message]:
-    """The same messages, with the rounds of a run joined into one message."""
-    made: list[Message] = []
-    batches: dict[str, list[tuple[int, Record]]] = {}
-    for message in messages:
-        if isinstance(message, Closed):
-            continue
-        if isinstance(message, End):
-            made.append(message)
-            batches.pop(message.key, None)
-        elif message.key in batches:
-            batches[message.key] += message.batch
-        else:
-            batches[message.key] = list(message.batch)
-            made.append(Rounds(message.key, batches[message.key]))
-    return made
-
-
 def allowed(name: str) -> str:
     """A name that MLflow allows: other characters become _, and so do the parts of a path that stand for no folder."""
     clean = OTHER_CHARACTERS.sub("_", name)[:LONGEST_NAME]
@@ -521,11 +340,6 @@ def allowed(name: str) -> str:
         clean = "/".join("_" if part in ("", ".", "..") else part for part in clean.split("/"))
         clean = f"_{clean[1:]}" if clean.startswith("..") else clean
     return clean[:LONGEST_NAME]
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether a store has refused something that it would refuse again."""
-    return getattr(error, "error_code", None) == "INVALID_PARAMETER_VALUE"
 
 
 def kept(folder: Path | None) -> dict[str, str]:
@@ -536,8 +350,3 @@ def kept(folder: Path | None) -> dict[str, str]:
         return {}
     known = found if isinstance(found, dict) else {}
     return {name: value for name, value in known.items() if isinstance(value, str)}
-
-
-def now() -> int:
-    """The time in milliseconds, as MLflow counts it."""
-    return int(time.time() * 1000)

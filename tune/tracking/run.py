@@ -13,9 +13,10 @@ from ...engine.runs.observer import Observer
 from ...engine.runs.result import Result
 from ..page.html import render
 from ..run_report import page_of
-from .mlflow_writer import REPORT, TOP, End, Writer, kept
+from .mlflow_writer import MlflowWriter, kept
 from .run_header import RunHeader, header_of, name_of
 from .stores import store
+from .writer import REPORT, TOP, End
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +41,7 @@ class MlflowTracker(Observer):
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         self.run_spec = run_spec
         resumes, system = run_spec.resume, run_spec.experiment.tracking.system
-        self.writer = Writer(self.uri, self.experiment, self.folder, "run", resumes=resumes, system=system)
+        self.writer = MlflowWriter(self.uri, self.experiment, self.folder, "run", resumes=resumes, system=system)
         self.writer.begin(TOP, self._header)
 
     def _header(self) -> RunHeader:

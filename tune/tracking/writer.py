@@ -1,0 +1,266 @@
+"""The thread that writes to a tracker: a single run, or the run of a search or study with one nested run for each trial
+or cell.
+
+Importing a tracker's package and opening its store take seconds that a run should not wait for, and a store may allow
+one writer only. So the callers put messages into a queue, and one thread writes them in batches. Nothing is written
+before the first round of a run is over or a run has ended, so an experiment that cannot start leaves nothing behind. If
+the store fails, a warning with the reason is printed and the run itself continues. A store that fails only for a while,
+such as a server that restarts, receives the missing values with the next batch. What a store refuses for good is left
+out, with one warning, and what follows is written.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...engine.rounds.driver import Record
+from ...engine.storage.secrets import redacted
+from ..streams import tell
+from .run_header import RunHeader
+from .stores import SECONDS
+
+REPORT = "report.html"
+"""Name of the report among the artifacts."""
+
+LOOK_SECONDS = 0.2
+"""Time between checks whether the store has been opened, when everything else is over."""
+
+FLUSH_SECONDS = 1.0
+"""How long rounds are gathered before they are written."""
+
+TOP = ""
+"""Key of the single run, or of the search's or study's own run, which is the parent of all other runs."""
+
+FILES = (
+    "config.yaml",
+    "rounds.parquet",
+    "result.json",
+    "failure.json",
+    "environment.json",
+    "plan.json",
+    "partition.json",
+    "run.log",
+)
+"""Files of a run's folder that become artifacts."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Message: a run has ended.
+
+    key: of the run. status: value of the tag `status`. reason: a sentence on a failure, else "". folder: the run's
+    folder, whose FILES become artifacts. whole: whether to read the records from the folder too. once: whether to write
+    nothing if an earlier process has already written this run with this status, except its name and the tags in
+    `labels` where these tags have changed. records: further metrics as (key of the run, record), with the step under
+    `round`. files: further artifacts, files or folders. texts: returns further artifacts, file name -> text. model:
+    exports the final model into a new folder and returns its mlflow.models.Model; None for a run whose model is not
+    logged. name, labels: of the run as it is called now.
+    """
+
+    key: str
+    status: str
+    reason: str = ""
+    folder: Path | None = None
+    whole: bool = False
+    once: bool = False
+    records: tuple[tuple[str, Record], ...] = ()
+    files: tuple[Path, ...] = ()
+    texts: Callable[[], dict[str, str]] = dict
+    model: Callable[[Path], Any] | None = None
+    name: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Message: rounds of a run are over. key: of the run; records: (time in milliseconds, record) of each round."""
+
+    key: str
+    records: list[tuple[int, Record]]
+
+
+class Closed:
+    """Message: no further message follows."""
+
+
+Message = Batch | End | Closed
+
+
+class Writer(ABC):
+    """Writes a run, or a search's or study's run and the nested ones, in a thread of its own. A subclass writes to one
+    kind of store; its methods are called in the thread."""
+
+    tracker: ClassVar[str]
+    """Name of the kind of store, for messages."""
+    is_local: bool = False
+    """Whether the store is on this machine. `close` then waits for it however long it takes to open."""
+
+    def __init__(self, what: str) -> None:
+        """Starts the thread. what: run, search or study, for the warning."""
+        self.what = what
+        self.headers: dict[str, tuple[int, Callable[[], RunHeader]]] = {}  # key -> (time in milliseconds, header)
+        self.messages: queue.Queue[Message] = queue.Queue()
+        self.opening = 0.0  # time.monotonic() when opening the store began
+        self.is_open = False
+        self.told = False  # whether a warning has told of something refused
+        self.thread = threading.Thread(target=self._work, name=self.tracker.lower(), daemon=True)
+        self.thread.start()
+
+    # --- the callers' side --------------------------------------------------------------------------------------------
+    def begin(self, key: str, header: Callable[[], RunHeader]) -> None:
+        """A run begins. header: called in the thread, when something of the run is written for the first time."""
+        self.headers[key] = (now(), header)
+
+    def open_early(self) -> None:
+        """Open the store and begin the top run now, although there is nothing to be written yet. It takes seconds."""
+        self.messages.put(Batch(TOP, []))
+
+    def rounds(self, key: str, records: Iterable[Record]) -> None:
+        """Rounds of a run are over."""
+        stamp = now()
+        if batch := [(stamp, record) for record in records]:
+            self.messages.put(Batch(key, batch))
+
+    def end(self, end: End) -> None:
+        """A run has ended."""
+        self.messages.put(end)
+
+    def close(self) -> None:
+        """Wait until everything is written, but not for a server that does not answer within SECONDS."""
+        self.messages.put(Closed())
+        closing = time.monotonic()
+        while self.thread.is_alive():
+            self.thread.join(LOOK_SECONDS)
+            waited = time.monotonic() - max(closing, self.opening)
+            if self.opening and not self.is_open and not self.is_local and waited > SECONDS:
+                self.warn(TimeoutError(f"tracking.uri: the store has not answered within {SECONDS:g} s"))
+                return
+
+    def abandon(self) -> None:
+        """End without a message; does not wait, not even for the import of the tracker's package."""
+        self.messages.put(Closed())
+
+    # --- what a subclass does -----------------------------------------------------------------------------------------
+    @abstractmethod
+    def load(self) -> None:
+        """Import the tracker's package."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Open the store."""
+
+    @abstractmethod
+    def begin_top(self) -> None:
+        """Begin the top run, or continue the one of an earlier process, with its nested runs."""
+
+    @abstractmethod
+    def write_records(self, batch: Batch) -> None:
+        """Write the metrics of rounds, in a run that is begun with its header unless it has been."""
+
+    @abstractmethod
+    def write_end(self, end: End) -> None:
+        """Write what comes with the end of a run."""
+
+    @abstractmethod
+    def is_refusal(self, error: Exception) -> bool:
+        """Whether the store has refused something that it would refuse again."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End what runs beside the thread, whatever has happened before."""
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+    def _work(self) -> None:
+        try:
+            self.load()
+            first = self.messages.get()
+            if not isinstance(first, Closed):
+                self.opening = time.monotonic()
+                self.open()
+                self.is_open = True
+                self.begin_top()
+                self._follow(first)
+        except Exception as error:  # a store may raise anything
+            self.warn(error)
+        finally:
+            self.stop()
+
+    def _follow(self, first: Message) -> None:
+        """Write all messages until `Closed`."""
+        todo: list[Message] = [first]
+        while True:
+            self._gather(todo)
+            closed = isinstance(todo[-1], Closed)
+            todo = merged(todo)
+            try:
+                while todo:
+                    self._deal_with(todo[0])
+                    todo.pop(0)
+            except Exception:
+                if closed:
+                    raise
+            if closed:
+                return
+            todo.append(self.messages.get())
+
+    def _gather(self, todo: list[Message]) -> None:
+        """Append the messages that arrive within FLUSH_SECONDS."""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while not isinstance(todo[-1], Closed) and (left := deadline - time.monotonic()) > 0:
+            try:
+                todo.append(self.messages.get(timeout=left))
+            except queue.Empty:
+                return
+
+    def _deal_with(self, message: Message) -> None:
+        """Write a message, or leave it out if the store refuses it for good: it must not stop those behind it."""
+        try:
+            if isinstance(message, Batch):
+                self.write_records(message)
+            elif isinstance(message, End):
+                self.write_end(message)
+        except Exception as error:
+            self.tell_refused(error)
+
+    def tell_refused(self, error: Exception) -> None:
+        """Warn, the first time, of what the store refuses for good. Raises any other error again."""
+        if not self.is_refusal(error):
+            raise error
+        if not self.told:
+            self.warn(error, f"the store refuses some values, which are not tracked in {self.tracker}")
+        self.told = True
+
+    def warn(self, error: Exception, what: str = "") -> None:
+        """Print a warning. what: the beginning of the sentence, unless nothing is tracked."""
+        reason = " ".join(redacted(str(error) or type(error).__name__).split())
+        tell(f"warning: {what or f'not tracked in {self.tracker}'}: {reason}; the {self.what} itself continues")
+
+
+def merged(messages: list[Message]) -> list[Message]:
+    """The same messages, with the rounds of a run joined into one message."""
+    made: list[Message] = []
+    batches: dict[str, list[tuple[int, Record]]] = {}
+    for message in messages:
+        if isinstance(message, Closed):
+            continue
+        if isinstance(message, End):
+            made.append(message)
+            batches.pop(message.key, None)
+        elif message.key in batches:
+            batches[message.key] += message.records
+        else:
+            batches[message.key] = list(message.records)
+            made.append(Batch(message.key, batches[message.key]))
+    return made
+
+
+def now() -> int:
+    """The time in milliseconds."""
+    return int(time.time() * 1000)
