@@ -19,7 +19,7 @@ from .executor.fork_server import begin
 from .listing import columns
 from .outcome import report_errors
 from .page import svg
-from .page.content import Axis, Curve, Figure
+from .page.content import Axis, Chart, Curve
 from .study.folder import StudyFolder
 from .study.spec import load
 
@@ -46,14 +46,14 @@ def table(folder: StudyFolder, curves: Mapping[str, Sequence[tuple[int, float]]]
     return columns(rows)
 
 
-def learning_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
+def learning_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Chart:
     """One curve for each method. curves: label -> (round, test accuracy)."""
     series = [
         Curve(f"{label} ({points[-1][1]:.1%})", i, {"round": [p[0] for p in points]}, [100 * p[1] for p in points])
         for i, (label, points) in enumerate(curves.items())
     ]
     title = "Digits, 100 clients, cohorts of 20, Dirichlet 0.1"
-    return Figure("curves", title, Axis("round", whole=True), Axis("test accuracy (%)"), series)
+    return Chart("curves", title, Axis("round", whole=True), Axis("test accuracy (%)"), series)
 
 
 def run_all(path: Path) -> StudyFolder:

@@ -12,7 +12,20 @@ from ..engine.config.differences import flatten
 from ..engine.errors import ConfigError
 from ..engine.records.lineage import lineage_of
 from ..engine.storage.atomic_write import write
-from .page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
+from .page.content import (
+    NO_STYLE,
+    Axis,
+    Chart,
+    Curve,
+    Marks,
+    Page,
+    PageSection,
+    PageTable,
+    TableCell,
+    numbers,
+    of_table,
+    thinned,
+)
 from .page.html import render
 from .quantities import duration, is_share, shown
 from .run_files import Columns, privacy_spent, read_columns, read_config, read_json, why_unfinished
@@ -36,9 +49,9 @@ def page_of(folder: Path) -> Page:
     columns, result = read_columns(folder), read_json(folder / "result.json")
     problem = "" if result else failure(folder)
     sections = [of_table(metrics(columns)), *charts(columns), of_table(costs(columns)), of_table(settings(config))]
-    present = [one for one in sections if one.figures or (one.table is not None and one.table.rows)]
+    present = [one for one in sections if one.charts or (one.table is not None and one.table.rows)]
     if spent := privacy_spent(folder):
-        present.append(Section("Privacy", f"{spent}."))
+        present.append(PageSection("Privacy", f"{spent}."))
     return Page(title(config), facts(config, folder, result), present, problem=problem)
 
 
@@ -80,7 +93,7 @@ def failure(folder: Path) -> str:
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-def metrics(columns: Columns) -> Table:
+def metrics(columns: Columns) -> PageTable:
     """The last, the best and the first value of every metric."""
     rows = []
     for name, values in measured(columns, ("eval/", "train/")):
@@ -88,8 +101,8 @@ def metrics(columns: Columns) -> Table:
         best = int(there[np.argmax(values[there]) if larger_is_better(name) else np.argmin(values[there])])
         first, last = (shown(name, float(values[there[i]])) for i in (0, -1))
         best_round = f"{int(columns['round'][best])}"
-        rows.append([Text(t) for t in (name, last, shown(name, float(values[best])), best_round, first)])
-    return Table("Metrics", "", ["metric", "last", "best", "in round", "first"], rows)
+        rows.append([TableCell(t) for t in (name, last, shown(name, float(values[best])), best_round, first)])
+    return PageTable("Metrics", "", ["metric", "last", "best", "in round", "first"], rows)
 
 
 def larger_is_better(name: str) -> bool:
@@ -97,26 +110,28 @@ def larger_is_better(name: str) -> bool:
     return is_share(name)
 
 
-def costs(columns: Columns) -> Table:
+def costs(columns: Columns) -> PageTable:
     """Totals of traffic, time and work."""
     rows = []
     if columns:
         total = {name: float(np.nansum(values)) for name, values in columns.items()}
         for name, key in (("bytes up", "comm/bytes_up"), ("bytes down", "comm/bytes_down")):
-            rows.append([Text(name), Text(f"{total.get(key, 0) / 1e6:,.1f} MB")])
-        rows.append([Text("rounds"), Text(f"{len(columns['round'])}")])
-        rows.append([Text("seconds"), Text(f"{total.get('time/seconds', 0):,.1f} s")])
+            rows.append([TableCell(name), TableCell(f"{total.get(key, 0) / 1e6:,.1f} MB")])
+        rows.append([TableCell("rounds"), TableCell(f"{len(columns['round'])}")])
+        rows.append([TableCell("seconds"), TableCell(f"{total.get('time/seconds', 0):,.1f} s")])
         for name, key in (("local steps", "client/steps"), ("gradients", "client/gradients")):
             if key in total:
-                rows.append([Text(name), Text(f"{total[key]:,.0f}")])
+                rows.append([TableCell(name), TableCell(f"{total[key]:,.0f}")])
         if total.get("client/dropped"):
-            rows.append([Text("clients left out"), Text(f"{total['client/dropped']:,.0f}")])
-    return Table("Costs", "Sums over all rounds; the start of the run is not counted.", ["cost", "of the run"], rows)
+            rows.append([TableCell("clients left out"), TableCell(f"{total['client/dropped']:,.0f}")])
+    return PageTable(
+        "Costs", "Sums over all rounds; the start of the run is not counted.", ["cost", "of the run"], rows
+    )
 
 
-def settings(config: dict[str, Any]) -> Table:
-    rows = [[Text(key), Text(str(value))] for key, value in flatten(config).items()]
-    return Table("Settings", "As in config.yaml, from which the run can be repeated.", ["key", "value"], rows)
+def settings(config: dict[str, Any]) -> PageTable:
+    rows = [[TableCell(key), TableCell(str(value))] for key, value in flatten(config).items()]
+    return PageTable("Settings", "As in config.yaml, from which the run can be repeated.", ["key", "value"], rows)
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------
@@ -127,7 +142,7 @@ def measured(columns: Columns, prefixes: tuple[str, ...]) -> Iterator[tuple[str,
             yield name, values
 
 
-def charts(columns: Columns) -> list[Section]:
+def charts(columns: Columns) -> list[PageSection]:
     if not columns:
         return []
     curves = [curve(columns, name, values) for name, values in measured(columns, ("eval/", "train/"))]
@@ -137,13 +152,13 @@ def charts(columns: Columns) -> list[Section]:
         "sums, and without a task while the driver waited for others."
     )
     return [
-        Section("Learning curves", "", figures=tuple(curves)),
-        Section("The method's own numbers", "", figures=tuple(own)),
-        Section("Where the time goes", where, figures=tuple(times(columns))),
+        PageSection("Learning curves", "", charts=tuple(curves)),
+        PageSection("The method's own numbers", "", charts=tuple(own)),
+        PageSection("Where the time goes", where, charts=tuple(times(columns))),
     ]
 
 
-def curve(columns: Columns, name: str, values: np.ndarray) -> Figure:
+def curve(columns: Columns, name: str, values: np.ndarray) -> Chart:
     """The chart of one column against rounds, bytes, seconds and the virtual clock, if there is one."""
     there = np.flatnonzero(np.isfinite(values))
     there = there[thinned(len(there))]
@@ -158,10 +173,10 @@ def curve(columns: Columns, name: str, values: np.ndarray) -> Figure:
         x["virtual seconds"] = numbers(columns["system/clock"][there])
     one = Curve(name, 0, x, numbers(values[there] * factor))
     unit = f"{name.rsplit('/', 1)[-1].replace('_', ' ')}{' (%)' if factor == 100 else ''}"
-    return Figure("curves", name, Axis("round", whole=True), Axis(unit), [one])
+    return Chart("curves", name, Axis("round", whole=True), Axis(unit), [one])
 
 
-def times(columns: Columns) -> Iterator[Figure]:
+def times(columns: Columns) -> Iterator[Chart]:
     """The stacked times of the workers."""
     shown_rounds = thinned(len(columns["round"]))
     rounds = columns["round"][shown_rounds].tolist()
@@ -171,4 +186,4 @@ def times(columns: Columns) -> Iterator[Figure]:
         for i, (name, values) in enumerate(parts.items())
     ]
     if series and len(rounds) > 1:
-        yield Figure("bars", "", Axis("round", whole=True), Axis("seconds of all workers"), series)
+        yield Chart("bars", "", Axis("round", whole=True), Axis("seconds of all workers"), series)

@@ -21,7 +21,18 @@ import pytest
 
 from fedfleet.engine.config.schema import experiment
 from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
-from fedfleet.tune.page.content import Axis, Figure, Marks, Page, Section, Table, Text, numbers, shares, thinned
+from fedfleet.tune.page.content import (
+    Axis,
+    Chart,
+    Marks,
+    Page,
+    PageSection,
+    PageTable,
+    TableCell,
+    numbers,
+    shares,
+    thinned,
+)
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.page.svg import band
 from fedfleet.tune.report import markdown
@@ -135,7 +146,7 @@ def found() -> Findings:
     )
 
 
-def cells(table: Table) -> list[list[str]]:
+def cells(table: PageTable) -> list[list[str]]:
     return [[cell.text for cell in row] for row in table.rows]
 
 
@@ -247,7 +258,7 @@ def test_the_library_is_the_published_one():
     assert "</script" not in script("plotly/plotly-basic.min.js")
 
 
-def section_of(found: Findings, title: str) -> Section:
+def section_of(found: Findings, title: str) -> PageSection:
     (one,) = [one for one in charts(found).values() if one.title == title]
     return one
 
@@ -269,7 +280,7 @@ def test_a_table_says_what_the_value_of_a_run_is(found: Findings):
 
 def test_interactive_charts_by_hand(found: Findings):
     """The mean of 0.8, 0.81 and 0.82 is 81.0 %, half of it after round 1; the deviations are 1.0 and 0.5."""
-    first, second = section_of(found, "Learning curves").figures
+    first, second = section_of(found, "Learning curves").charts
     curve = first.series[1]
     assert (curve.name, curve.style, list(curve.mean), list(curve.std)) == ("FedMuon-BC", 1, [40.5, 81.0], [0.5, 1.0])
     assert curve.x == {"round": [1.0, 2.0], "MB up and down": [1.0, 2.0], "seconds": [0.5, 1.0]}
@@ -283,12 +294,12 @@ def test_interactive_charts_by_hand(found: Findings):
     assert [cell.share for cell in heat.rows[0][1]] == [pytest.approx(0.025), 0.0]
     assert heat.rows[1][1][0].more == "FedMuon-BC, β = 10: 81.0 ± 1.0, seeds: 3"
 
-    (paper,) = section_of(found, "The published numbers beside ours").figures
+    (paper,) = section_of(found, "The published numbers beside ours").charts
     theirs, ours, _ = paper.series
     assert (paper.title, list(theirs.x), list(ours.x), list(ours.dx)) == ("β = 10", [85.5], [81.0], [1.0])
 
     for title, cost in (("Test accuracy against bytes", 2.0), ("Test accuracy against seconds", 1.0)):
-        line, *methods = section_of(found, title).figures[0].series
+        line, *methods = section_of(found, title).charts[0].series
         assert [(list(one.x), list(one.y)) for one in methods] == [([cost], [61.5]), ([cost], [81.0])]
         assert list(line.y) == [81.0], "only one of two methods with equal costs is on the front"
 
@@ -308,7 +319,7 @@ def test_a_setting_among_many_has_a_chart(found: Findings):
     ]
     lost = dict(zip(names, (0.3, "a", False), strict=True))
     trials.append(trials[0]._replace(status="diverged", final=math.nan, settings=lost))
-    figures = section_of(replace(found, trials=trials), "Sensitivity").figures
+    figures = section_of(replace(found, trials=trials), "Sensitivity").charts
     assert [figure.x.title for figure in figures] == ["matrix_lr", "kind", "flag"]
     assert [(figure.x.log, figure.x.labels) for figure in figures] == [
         *((True, ()), (False, ("a", "b")), (False, ("False", "True")))
@@ -380,7 +391,7 @@ def test_only_a_run_that_diverged_is_said_to_have(found: Findings):
         ("3", "△", "x 3, y 1: failed"),
         ("4", "×", "x 4, y 1: diverged"),
     ]
-    series: Any = section.figures[0].series
+    series: Any = section.charts[0].series
     *_, diverged, failed = series
     assert (list(diverged.x), list(diverged.texts)) == ([4], ["x 4\ndiverged"])
     assert (list(failed.x), list(failed.texts)) == ([3], ["x 3\nfailed"])
@@ -430,7 +441,9 @@ def test_axes_of_which_nothing_was_run_have_no_chart(found: Findings, tmp_path: 
 
 def test_a_page_without_charts_has_no_library():
     """Also, texts cannot end the element with the JSON, and numbers that are not finite become null in it."""
-    page = render(Page(NASTY, [], [Section("One", "", Table("One", "", ["a"], [[Text(NASTY)]]))], problem=NASTY))
+    page = render(
+        Page(NASTY, [], [PageSection("One", "", PageTable("One", "", ["a"], [[TableCell(NASTY)]]))], problem=NASTY)
+    )
     assert len(page) < 40_000
     assert parsed(page).rows == [["a"], [NASTY]]
     assert numbers([1 / 3, math.nan, math.inf]) == [0.333333, None, None]
@@ -793,7 +806,7 @@ def test_report_of_a_search():
     best = by_title["Best trial"].table
     assert best is not None
     assert cells(best) == [["2", "75.0 %", "0.2", "0.5", "4", "finished"]]
-    so_far, finished, pruned = by_title["Values by trial"].figures[0].series
+    so_far, finished, pruned = by_title["Values by trial"].charts[0].series
     assert (list(so_far.x), list(so_far.y)) == ([0, 2, 2], [50.0, 50.0, 75.0])  # a step where a trial is better
     assert (list(finished.x), list(finished.y)) == ([0, 2], [50.0, 75.0])
     drawn = by_title["Values by trial"].drawn  # a line for the best so far, points for the trials
@@ -802,18 +815,18 @@ def test_report_of_a_search():
     assert settings is not None
     assert not any(key in ("engine.backend", "engine.workers") for key, _ in cells(settings))
     assert (list(pruned.x), list(pruned.y)) == ([1], [50.0])
-    rate, step = by_title["Sensitivity"].figures
+    rate, step = by_title["Sensitivity"].charts
     assert (rate.x.log, list(rate.series[0].x), list(rate.series[1].x)) == (True, [0.1, 0.2], [0.2])
     assert (step.x.log, list(step.series[0].x)) == (True, [1.0, 0.5])
-    assert [one.name for one in by_title["Curves of the trials"].figures[0].series] == ["trial 2", "trial 0"]
+    assert [one.name for one in by_title["Curves of the trials"].charts[0].series] == ["trial 2", "trial 0"]
     assert "&lt;script&gt;alert(1)" in render(page)
     assert parsed(render(page)).rows[1] == ["2", "75.0 %", "0.2", "0.5", "4", "finished"]
 
 
 def test_an_axis_that_begins_at_zero_has_no_logarithmic_scale():
     points = Marks("a", 0, [1.0, 2.0], [1.0, 2.0])
-    figure = Figure("marks", "", Axis("share", zero=True), Axis("value"), [points])
-    assert Section("", "", figures=(figure,)).scales == {"x": None, "y": False}
+    figure = Chart("marks", "", Axis("share", zero=True), Axis("value"), [points])
+    assert PageSection("", "", charts=(figure,)).scales == {"x": None, "y": False}
 
 
 def test_report_wants_a_study_a_search_or_a_run(tmp_path: Path):

@@ -16,20 +16,20 @@ NO_STYLE = -1
 """Style of a series that belongs to no method, such as the line of a Pareto front: grey."""
 
 
-class Text(NamedTuple):
+class TableCell(NamedTuple):
     """A cell of a table; `best`: whether it stands out."""
 
     text: str
     best: bool = False
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table with a note below its title."""
 
     title: str
     note: str
     heads: list[str]
-    rows: list[list[Text]]
+    rows: list[list[TableCell]]
 
 
 class Axis(NamedTuple):
@@ -80,7 +80,7 @@ class Marks:
     legend: bool = True
 
 
-class Figure(NamedTuple):
+class Chart(NamedTuple):
     """A chart. All its series are of the class that `kind` names; "bars" are marks that are stacked."""
 
     kind: Literal["curves", "marks", "bars"]
@@ -106,7 +106,7 @@ class Figure(NamedTuple):
         }
 
 
-class Shade(NamedTuple):
+class MapCell(NamedTuple):
     """A cell of a map. `share`: 0 … 1, its place between the worst and the best value, None for an empty cell; `best`:
     whether it is framed; `more`: text for the reader who points at it."""
 
@@ -122,7 +122,7 @@ class HeatMap(NamedTuple):
     title: str
     corner: str
     columns: list[str]
-    rows: list[tuple[str, list[Shade]]]
+    rows: list[tuple[str, list[MapCell]]]
 
     @property
     def alt(self) -> str:
@@ -130,30 +130,30 @@ class HeatMap(NamedTuple):
         return f"{self.title}: {self.corner}" if self.title else self.corner
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """A section of a page: a title, a note, and a table, maps and charts, each of which may be missing. `legend`: the
     names in its charts with their styles, which the reader can switch off."""
 
     title: str
     note: str
-    table: Table | None = None
+    table: PageTable | None = None
     maps: tuple[HeatMap, ...] = ()
-    figures: tuple[Figure, ...] = ()
+    charts: tuple[Chart, ...] = ()
 
     @property
     def legend(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for figure in self.figures:
+        for figure in self.charts:
             for one in figure.series:
                 if one.name and (isinstance(one, Curve) or one.legend):
                     found.setdefault(one.name, one.style)
-        return found if any(len(figure.series) > 1 for figure in self.figures) and len(found) > 1 else {}
+        return found if any(len(figure.series) > 1 for figure in self.charts) and len(found) > 1 else {}
 
     @property
     def drawn(self) -> dict[str, tuple[bool, bool]]:
         """Name of a series -> whether it has a line, and whether it has markers."""
         found: dict[str, tuple[bool, bool]] = {}
-        for figure in self.figures:
+        for figure in self.charts:
             for one in figure.series:
                 if isinstance(one, Marks) and figure.kind == "marks":
                     found.setdefault(one.name, (one.line, one.markers))
@@ -167,7 +167,7 @@ class Section(NamedTuple):
         or begins at 0, or a number is not positive."""
         made: dict[str, bool | None] = {}
         for name in ("x", "y"):
-            axes = [(getattr(f, name), f) for f in self.figures if f.kind != "bars" and not getattr(f, name).labels]
+            axes = [(getattr(f, name), f) for f in self.charts if f.kind != "bars" and not getattr(f, name).labels]
             positive = all(value > 0 for _, figure in axes for value in values_of(figure, name))
             positive = positive and not any(axis.zero for axis, _ in axes)
             made[name] = any(axis.log for axis, _ in axes) if axes and positive else None
@@ -175,11 +175,11 @@ class Section(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        return sorted({figure.kind for figure in self.figures})
+        return sorted({figure.kind for figure in self.charts})
 
     @property
     def has_seeds(self) -> bool:
-        return any(isinstance(one, Curve) and len(one.seeds) > 1 for f in self.figures for one in f.series)
+        return any(isinstance(one, Curve) and len(one.seeds) > 1 for f in self.charts for one in f.series)
 
 
 class Page(NamedTuple):
@@ -188,21 +188,21 @@ class Page(NamedTuple):
 
     title: str
     head: list[str]
-    sections: list[Section]
+    sections: list[PageSection]
     changes: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     problem: str = ""
 
 
-def values_of(figure: Figure, axis: str) -> Iterator[float]:
+def values_of(figure: Chart, axis: str) -> Iterator[float]:
     """All numbers of a chart on its axis x or y."""
     for one in figure.series:
         columns = [getattr(one, axis)] if isinstance(one, Marks) else one.x.values() if axis == "x" else [one.mean]
         yield from (value for column in columns for value in column if isinstance(value, int | float))
 
 
-def of_table(table: Table) -> Section:
-    return Section(table.title, table.note, table)
+def of_table(table: PageTable) -> PageSection:
+    return PageSection(table.title, table.note, table)
 
 
 def thinned(count: int) -> np.ndarray:

@@ -30,7 +30,7 @@ def render(page: Page) -> str:
     made = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     made.globals |= {"style": style, "SYMBOLS": SYMBOLS, "DASHES": DASHES, "colour": colour, "ink": ink, "LONG": LONG}
     library, own = script("plotly/plotly-basic.min.js"), script("charts.js")
-    figures = [figure for section in page.sections for figure in section.figures]
+    figures = [figure for section in page.sections for figure in section.charts]
     scripts = [Markup(own)] if not figures else [Markup(library), Markup(own)]
     return made.get_template("page.html.j2").render(
         page=page,

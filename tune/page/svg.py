@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .content import Axis, Curve, Figure, HeatMap, Marks, Section
+from .content import Axis, Chart, Curve, HeatMap, Marks, PageSection
 from .style import colour, ink, style
 
 SIZE = (4.3, 3.1)
@@ -37,19 +37,19 @@ MARKERS = {
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
 
-def chart(what: Figure | HeatMap, prefix: str) -> str:
+def chart(what: Chart | HeatMap, prefix: str) -> str:
     """A chart or a map as an element. prefix: makes its ids unique in a page that has several."""
     return element(heat_map(what) if isinstance(what, HeatMap) else drawn(what), prefix)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Chart, path: Path) -> None:
     """Write a chart with its legend as an image file."""
     made = drawn(figure, (8, 5))
     made.axes[0].legend(frameon=False)
     made.savefig(path, dpi=120)
 
 
-def legend(section: Section, prefix: str) -> str:
+def legend(section: PageSection, prefix: str) -> str:
     """The legend of a section as an element."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -95,7 +95,7 @@ def heat_map(map: HeatMap) -> Any:
     return made
 
 
-def drawn(figure: Figure, size: tuple[float, float] = SIZE) -> Any:
+def drawn(figure: Chart, size: tuple[float, float] = SIZE) -> Any:
     """A chart of kind "curves" or "marks" as a figure of matplotlib. A curve is drawn against its first choice of x."""
     made, axes = panel(figure.title, size)
     for one in figure.series:
@@ -117,7 +117,7 @@ def curve(axes: Any, one: Curve, log: bool) -> None:
         axes.fill_between(x, *band(mean, floats(one.std), log), color=chosen["color"], alpha=0.15, linewidth=0)
 
 
-def marks(axes: Any, one: Marks, figure: Figure) -> None:
+def marks(axes: Any, one: Marks, figure: Chart) -> None:
     """Draw points, and the line and the error bars that they have."""
     x, y = floats(one.x), floats(one.y)
     bars: dict[str, Any] = {}

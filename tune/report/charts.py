@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..page.content import NO_STYLE, Axis, Curve, Figure, HeatMap, Marks, Section, Shade, numbers, shares, thinned
+from ..page.content import NO_STYLE, Axis, Chart, Curve, HeatMap, MapCell, Marks, PageSection, numbers, shares, thinned
 from ..study.folder import DIVERGED, FAILED, Points
 from ..study.spec import Report
 from .findings import Findings, Place, Run, at_rounds, key_of, mean_clock, mean_curve, name_of
@@ -41,23 +41,23 @@ SYMBOLS = {DIVERGED: "x-thin-open", FAILED: "triangle-up-open"}
 """Status of a point without a value -> its symbol in charts, which looks as that of `MARKS` in maps."""
 
 
-def charts(found: Findings) -> dict[str, Section]:
+def charts(found: Findings) -> dict[str, PageSection]:
     """The sections that have charts, each under a short name."""
     title = found.what[:1].upper() + found.what[1:]
     shown = grids(found)
     maps, lines = sensitivity(found, shown)
     made = {
-        "map": Section(f"{title} by method and level", LEVELS, maps=tuple(levels_map(found))),
-        "curves": Section("Learning curves", CURVES, figures=tuple(curves(found))),
-        "levels": Section(f"{title} against the level", FINALS, figures=tuple(against(found))),
-        "published": Section(
-            "The published numbers beside ours", published_note(found), figures=tuple(published(found))
+        "map": PageSection(f"{title} by method and level", LEVELS, maps=tuple(levels_map(found))),
+        "curves": PageSection("Learning curves", CURVES, charts=tuple(curves(found))),
+        "levels": PageSection(f"{title} against the level", FINALS, charts=tuple(against(found))),
+        "published": PageSection(
+            "The published numbers beside ours", published_note(found), charts=tuple(published(found))
         ),
-        "bytes": Section(f"{title} against bytes", BYTES, figures=tuple(pareto(found, "MB up and down", megabytes))),
-        "seconds": Section(f"{title} against seconds", SECONDS, figures=tuple(pareto(found, "seconds", seconds))),
-        "sensitivity": Section("Sensitivity", f"{note_of(shown)} {LINES}", maps=tuple(maps), figures=tuple(lines)),
+        "bytes": PageSection(f"{title} against bytes", BYTES, charts=tuple(pareto(found, "MB up and down", megabytes))),
+        "seconds": PageSection(f"{title} against seconds", SECONDS, charts=tuple(pareto(found, "seconds", seconds))),
+        "sensitivity": PageSection("Sensitivity", f"{note_of(shown)} {LINES}", maps=tuple(maps), charts=tuple(lines)),
     }
-    return {name: section for name, section in made.items() if section.maps or section.figures}
+    return {name: section for name, section in made.items() if section.maps or section.charts}
 
 
 def style(found: Findings, method: str) -> int:
@@ -80,12 +80,12 @@ def levels_map(found: Findings) -> Iterator[HeatMap]:
             best = not math.isnan(mean) and not any(found.better(rival, mean) for rival in rivals)
             seeds = len(found.at(method, place))
             more = f"{method}, {name_of(place)}: {mean_and_std(found, spreads[method, place], seeds)}, seeds: {seeds}"
-            cells.append(Shade(found.number(mean), share[method, place], best, more))
+            cells.append(MapCell(found.number(mean), share[method, place], best, more))
         rows.append((method, cells))
     yield HeatMap("", found.unit, list(map(name_of, found.places)), rows)
 
 
-def against(found: Findings) -> Iterator[Figure]:
+def against(found: Findings) -> Iterator[Chart]:
     """Final values along one axis, one chart for each combination of the other axes' levels."""
     axis = found.report.level_axis or (list(found.axes)[-1] if found.axes else None)
     if axis is None or len(found.axes[axis]) < 2:
@@ -105,7 +105,7 @@ def against(found: Findings) -> Iterator[Figure]:
             series.append(Marks(method, i, [k + aside for k in range(len(labels))], means, [], errors, texts, True))
         short_labels = tuple(label.removeprefix(f"{axis} = ") for label in labels)
         level = Axis(axis, labels=short_labels)
-        yield Figure("marks", name_of(other) if other else "", level, value_axis(found), series)
+        yield Chart("marks", name_of(other) if other else "", level, value_axis(found), series)
 
 
 def value_axis(found: Findings) -> Axis:
@@ -120,7 +120,7 @@ def published_note(found: Findings) -> str:
     return note
 
 
-def published(found: Findings) -> Iterator[Figure]:
+def published(found: Findings) -> Iterator[Chart]:
     """Our values and the paper's, one chart for each level."""
     theirs = found.published.values
     for place in found.places:
@@ -137,16 +137,16 @@ def published(found: Findings) -> Iterator[Figure]:
             series.append(Marks(method, number, mean, [i], std, texts=texts, legend=False))
             if not math.isnan(ours.mean):
                 series.append(Marks("", NO_STYLE, [value, *mean], [i, i], line=True, markers=False))
-        yield Figure("marks", name_of(place), value_axis(found), Axis("", labels=tuple(methods)), series)
+        yield Chart("marks", name_of(place), value_axis(found), Axis("", labels=tuple(methods)), series)
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
-def curves(found: Findings) -> Iterator[Figure]:
+def curves(found: Findings) -> Iterator[Chart]:
     """Learning curves, one chart for each level."""
     for place in found.places:
         drawn = [curve(found, method, place) for method in found.methods]
         if series := [one for one in drawn if one is not None]:
-            yield Figure("curves", name_of(place), Axis("round", whole=True), value_axis(found), series)
+            yield Chart("curves", name_of(place), Axis("round", whole=True), value_axis(found), series)
 
 
 def curve(found: Findings, method: str, place: Place) -> Curve | None:
@@ -172,10 +172,10 @@ def curve(found: Findings, method: str, place: Place) -> Curve | None:
     return Curve(method, style(found, method), x, numbers(mean), numbers(std) if std.any() else [], seeds)
 
 
-def single(points: Points, report: Report, title: str) -> Figure:
+def single(points: Points, report: Report, title: str) -> Chart:
     """The learning curve of one run."""
     curve = Curve("", 0, {"round": points.rounds.tolist()}, numbers(points.values))
-    return Figure("curves", title, Axis("round", whole=True), Axis(report.metric, log=report.log), [curve])
+    return Chart("curves", title, Axis("round", whole=True), Axis(report.metric, log=report.log), [curve])
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def seconds(run: Run) -> float:
     return run.seconds
 
 
-def pareto(found: Findings, title: str, cost: Callable[[Run], float]) -> Iterator[Figure]:
+def pareto(found: Findings, title: str, cost: Callable[[Run], float]) -> Iterator[Chart]:
     """Final values against a cost, one chart for each level with at least two methods."""
     for place in found.places:
         done = {m: [run for run in found.at(m, place) if not math.isnan(run.final)] for m in found.methods}
@@ -205,11 +205,11 @@ def pareto(found: Findings, title: str, cost: Callable[[Run], float]) -> Iterato
             series.append(Marks(method, style(found, method), [x], [y], bars[:1], bars[1:], texts))
         ahead = [where[i] for i in front(where, found.better)]
         line = Marks("", NO_STYLE, numbers(p[0] for p in ahead), numbers(p[1] for p in ahead), line=True, markers=False)
-        yield Figure("marks", name_of(place), Axis(title), value_axis(found), [line, *series])
+        yield Chart("marks", name_of(place), Axis(title), value_axis(found), [line, *series])
 
 
 # --- sensitivity ------------------------------------------------------------------------------------------------------
-def sensitivity(found: Findings, shown: list[SettingsGrid]) -> tuple[list[HeatMap], list[Figure]]:
+def sensitivity(found: Findings, shown: list[SettingsGrid]) -> tuple[list[HeatMap], list[Chart]]:
     """Grids over two settings as maps; over one setting, or each of many, as charts."""
     maps, lines = [], []
     for grid in shown:
@@ -232,15 +232,15 @@ def setting_map(found: Findings, grid: SettingsGrid) -> HeatMap:
 
 def setting_cell(
     found: Findings, grid: SettingsGrid, point: Point, share: dict[Point, float | None], best: Point | None
-) -> Shade:
+) -> MapCell:
     if point not in grid.values:
-        return Shade("", None)
+        return MapCell("", None)
     status = grid.lost.get(point)
     text = MARKS[status] if status else in_unit(found, grid.values[point])
-    return Shade(text, share[point], point == best, f"{settings_text(grid, point)}: {status or text}")
+    return MapCell(text, share[point], point == best, f"{settings_text(grid, point)}: {status or text}")
 
 
-def setting_line(found: Findings, grid: SettingsGrid, at: int) -> Figure:
+def setting_line(found: Findings, grid: SettingsGrid, at: int) -> Chart:
     """The metric over one setting. The line joins the best values over all other settings."""
     places, best = grid.ordered(at), grid.best(found)
     by_place = {place: [v for point, v in grid.values.items() if point[at] == place] for place in places}
@@ -273,7 +273,7 @@ def setting_line(found: Findings, grid: SettingsGrid, at: int) -> Figure:
             series.append(Marks("", NO_STYLE, x, y, texts=texts, symbol=symbol))
     title = grid.title if len(grid.names) == 1 else f"{grid.title}: {grid.names[at]}"
     axis = Axis(grid.names[at], log=True) if logs else Axis(grid.names[at], labels=tuple(map(cut, places)))
-    return Figure("marks", title, axis, value_axis(found), [replace(one, legend=False) for one in series])
+    return Chart("marks", title, axis, value_axis(found), [replace(one, legend=False) for one in series])
 
 
 def cut(part: Part) -> str:

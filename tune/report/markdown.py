@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..page import svg
-from ..page.content import Axis, Curve, Section
+from ..page.content import Axis, Curve, PageSection
 from .charts import CLOCK
 from .findings import Findings
-from .tables import Table, Text
+from .tables import PageTable, TableCell
 
 SHOWN = ("curves", "clock", "levels", "bytes", "sensitivity")
 """The sections of charts, by the beginning of the names of their files. The page has more: a map that repeats the table
@@ -32,7 +32,9 @@ class Drawing(NamedTuple):
     svg: str
 
 
-def page(found: Findings, tables: list[Table], charts: Mapping[str, Section], folder: str) -> tuple[str, list[Drawing]]:
+def page(
+    found: Findings, tables: list[PageTable], charts: Mapping[str, PageSection], folder: str
+) -> tuple[str, list[Drawing]]:
     """(the page as text, its charts). folder: name of the charts' folder, which lies beside the page."""
     parts = [f"# {escaped(found.title)}", head(found)]
     if found.unfinished:
@@ -46,7 +48,7 @@ def page(found: Findings, tables: list[Table], charts: Mapping[str, Section], fo
     every: list[Drawing] = []
     for name, section in over_clock(charts).items():
         drawn = drawings(name, section)
-        more = len(section.maps) + len(section.figures) - PANELS
+        more = len(section.maps) + len(section.charts) - PANELS
         note = f"{section.note} The first {PANELS} of {PANELS + more} charts are shown." if more > 0 else section.note
         images = [f"![{escaped(each.alt)}]({folder}/{each.name}.svg)" for each in drawn]
         parts.append("\n\n".join([f"## {section.title}", note, *images]))
@@ -54,27 +56,29 @@ def page(found: Findings, tables: list[Table], charts: Mapping[str, Section], fo
     return "\n\n".join(filter(None, parts)) + "\n", every
 
 
-def over_clock(charts: Mapping[str, Section]) -> dict[str, Section]:
+def over_clock(charts: Mapping[str, PageSection]) -> dict[str, PageSection]:
     """The sections that are shown. The curves of runs on a virtual clock are drawn over it too, since a reader of
     Markdown cannot choose the axis."""
     timed = []
-    for figure in charts["curves"].figures if "curves" in charts else ():
+    for figure in charts["curves"].charts if "curves" in charts else ():
         series = [
             replace(one, x={CLOCK: one.x[CLOCK]}) for one in figure.series if isinstance(one, Curve) and CLOCK in one.x
         ]
         if series:
             timed.append(figure._replace(x=Axis(CLOCK, log=True), series=series))
-    clock = {"clock": Section("Learning curves over virtual time", OVER_CLOCK, figures=tuple(timed))} if timed else {}
+    clock = (
+        {"clock": PageSection("Learning curves over virtual time", OVER_CLOCK, charts=tuple(timed))} if timed else {}
+    )
     return {name: section for name in SHOWN if (section := {**charts, **clock}.get(name))}
 
 
-def drawings(name: str, section: Section) -> list[Drawing]:
+def drawings(name: str, section: PageSection) -> list[Drawing]:
     """The legend and the charts of a section."""
     made = []
     if section.legend:
         key = f"key-{name}"
         made.append(Drawing(key, f"Legend: {', '.join(section.legend)}", svg.legend(section, key)))
-    for number, what in enumerate((*section.maps, *section.figures)[:PANELS], 1):
+    for number, what in enumerate((*section.maps, *section.charts)[:PANELS], 1):
         made.append(Drawing(f"{name}-{number}", what.alt, svg.chart(what, f"{name}-{number}")))
     return made
 
@@ -85,13 +89,13 @@ def head(found: Findings) -> str:
     return escaped("; ".join(filter(None, texts))) + "." if any(texts) else ""
 
 
-def tabled(table: Table) -> str:
+def tabled(table: PageTable) -> str:
     head = f"| {' | '.join(map(escaped, table.heads))} |\n|{' --- |' * len(table.heads)}"
     rows = "\n".join(f"| {' | '.join(map(cell, row))} |" for row in table.rows)
     return f"## {escaped(table.title)}\n\n{escaped(table.note)}\n\n{head}\n{rows}"
 
 
-def cell(text: Text) -> str:
+def cell(text: TableCell) -> str:
     return f"**{escaped(text.text)}**" if text.best and text.text else escaped(text.text)
 
 

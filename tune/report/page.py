@@ -10,7 +10,7 @@ from pathlib import Path
 from ...engine.storage.atomic_write import write
 from ..listing import columns
 from ..page import html
-from ..page.content import Page, Section, Table, of_table
+from ..page.content import Page, PageSection, PageTable, of_table
 from ..study.folder import StudyFolder
 from . import markdown
 from .charts import charts
@@ -48,14 +48,14 @@ def write_page(found: Findings, page: Path) -> str:
     return text(found, made)
 
 
-def page_of(found: Findings, tables: list[Table], charts: Mapping[str, Section]) -> Page:
+def page_of(found: Findings, tables: list[PageTable], charts: Mapping[str, PageSection]) -> Page:
     """The page. tables: those of the report, the results first."""
     head = [text for text in (found.unfinished, found.paper, *found.facts) if text]
     sections = [*map(of_table, tables[:1]), *charts.values(), *map(of_table, tables[1:])]
     return Page(found.title, head, sections, found.notes, found.published.claims)
 
 
-def text(found: Findings, made: list[Table]) -> str:
+def text(found: Findings, made: list[PageTable]) -> str:
     """The title and the tables as text, each with the first sentence of its note, which says what the numbers are."""
     told = [found.unfinished] if found.unfinished else []
     parts = [found.title, *told, *(f"Changed from the study's file: {note}." for note in found.notes)]

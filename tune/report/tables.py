@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..page.content import Table, Text
+from ..page.content import PageTable, TableCell
 from ..quantities import is_share
 from ..study.spec import Report
 from .findings import Findings, Place, Run, key_of, name_of
@@ -15,13 +15,13 @@ LEVEL = 0.05
 """Smaller p-values stand out."""
 
 
-def tables(found: Findings) -> list[Table]:
+def tables(found: Findings) -> list[PageTable]:
     """All tables that have rows."""
     made = [results(found), published(found), *targets(found), significance(found), settings(found), costs(found)]
     return [without_level(table) for table in [*made, troubles(found), privacy(found)] if table.rows]
 
 
-def without_level(table: Table) -> Table:
+def without_level(table: PageTable) -> PageTable:
     """The table without the column of levels, if runs without axes have left it empty."""
     if "level" not in table.heads:
         return table
@@ -32,7 +32,7 @@ def without_level(table: Table) -> Table:
     return table._replace(heads=heads, rows=rows)
 
 
-def privacy(found: Findings) -> Table:
+def privacy(found: Findings) -> PageTable:
     """What the private runs cost, at each level one line for a method."""
     rows = []
     for place in found.places:
@@ -40,11 +40,11 @@ def privacy(found: Findings) -> Table:
             if line := next((run.privacy for run in found.at(method, place) if run.privacy), ""):
                 rows.append(plain(name_of(place), method, line))
     note = "Of the first seed; of a run that ended early, after its last round. It is the privacy of a simulation."
-    return Table("Privacy", note, ["level", "method", "epsilon, and what it depends on"], rows)
+    return PageTable("Privacy", note, ["level", "method", "epsilon, and what it depends on"], rows)
 
 
-def plain(*cells: str) -> list[Text]:
-    return [Text(cell) for cell in cells]
+def plain(*cells: str) -> list[TableCell]:
+    return [TableCell(cell) for cell in cells]
 
 
 def mean_and_std(found: Findings, what: Spread, of: int) -> str:
@@ -56,20 +56,20 @@ def mean_and_std(found: Findings, what: Spread, of: int) -> str:
     return f"{found.number(what.mean)}{sd}{few}"
 
 
-def results(found: Findings) -> Table:
+def results(found: Findings) -> PageTable:
     """Final values of all methods and levels."""
     spreads = {(m, p): spread(list(found.finals(m, p).values())) for m in found.methods for p in found.places}
     best = {place: leader(found, place) for place in found.places}
     rows = []
     for method in found.methods:
         cells = [
-            Text(mean_and_std(found, spreads[method, place], len(found.at(method, place))), best[place] == method)
+            TableCell(mean_and_std(found, spreads[method, place], len(found.at(method, place))), best[place] == method)
             for place in found.places
         ]
-        rows.append([Text(method), *cells])
+        rows.append([TableCell(method), *cells])
     each = what_of_a_run(found.report)
     note = f"{found.head}: mean ± standard deviation over seeds{each}. The best value of each column stands out."
-    return Table("Results", note, ["method", *(name_of(place) or found.unit for place in found.places)], rows)
+    return PageTable("Results", note, ["method", *(name_of(place) or found.unit for place in found.places)], rows)
 
 
 def what_of_a_run(report: Report) -> str:
@@ -89,7 +89,7 @@ def leader(found: Findings, place: Place) -> str | None:
     return ahead
 
 
-def published(found: Findings) -> Table:
+def published(found: Findings) -> PageTable:
     """The paper's numbers, ours, and the differences."""
     rows, places = [], {key_of(place): place for place in found.places}
     for method, values in found.published.values.items():
@@ -104,12 +104,12 @@ def published(found: Findings) -> Table:
     note = f"{found.head}; published: {source}." if source else f"{found.head}."
     if found.notes:
         note += " This study was changed from its file (see above), so the numbers cannot be compared directly."
-    return Table(
+    return PageTable(
         "Comparison with the published numbers", note, ["method", "level", "published", "here", "difference"], rows
     )
 
 
-def targets(found: Findings) -> Iterator[Table]:
+def targets(found: Findings) -> Iterator[PageTable]:
     """The costs of reaching each target, without targets that no run reached."""
     for target in found.report.targets:
         rows = [row for place in found.places for method in found.methods if (row := to(found, method, place, target))]
@@ -123,10 +123,10 @@ def targets(found: Findings) -> Iterator[Table]:
         heads = ["level", "method", "seeds", "rounds", "MB", "seconds", "client visits", "virtual seconds"]
         if not found.virtual:
             heads, rows = heads[:-2], [row[:-2] for row in rows]
-        yield Table(f"Costs of reaching {found.with_unit(target)} {found.what}", note, heads, rows)
+        yield PageTable(f"Costs of reaching {found.with_unit(target)} {found.what}", note, heads, rows)
 
 
-def to(found: Findings, method: str, place: Place, target: float) -> list[Text]:
+def to(found: Findings, method: str, place: Place, target: float) -> list[TableCell]:
     """A row of the table of costs; [] without runs."""
     runs = found.at(method, place)
     there = [reached(run.points, target, found.better) for run in runs if run.status == "finished"]
@@ -144,7 +144,7 @@ def bare(what: Spread, digits: int) -> str:
     return f"{what.mean:,.{digits}f}{sd}"
 
 
-def significance(found: Findings) -> Table:
+def significance(found: Findings) -> PageTable:
     """The comparison of every method with the best one of its level, paired by seed."""
     rows = []
     for place in found.places:
@@ -155,7 +155,7 @@ def significance(found: Findings) -> Table:
             if pair.n < 2:
                 continue
             interval = f"{found.number(pair.low)} … {found.number(pair.high)}"
-            p_value = Text(f"{p:.3f}" if p >= 0.001 else "< 0.001", p < LEVEL)
+            p_value = TableCell(f"{p:.3f}" if p >= 0.001 else "< 0.001", p < LEVEL)
             cells = plain(name_of(place), ahead or "", other, found.number(pair.difference), interval, str(pair.n))
             rows.append([*cells, p_value])
     note = (
@@ -164,10 +164,10 @@ def significance(found: Findings) -> Table:
         "the level. Few seeds give wide intervals. Since the best method is chosen by the same numbers, p is slightly "
         "too small."
     )
-    return Table("Differences", note, ["level", "best", "minus", "difference", "95 %", "seeds", "p"], rows)
+    return PageTable("Differences", note, ["level", "best", "minus", "difference", "95 %", "seeds", "p"], rows)
 
 
-def settings(found: Findings) -> Table:
+def settings(found: Findings) -> PageTable:
     """The settings that tuning has chosen."""
     rows, paper = [], found.published.settings
     for method in found.methods:
@@ -185,10 +185,10 @@ def settings(found: Findings) -> Table:
         "level": f"The best point of each grid or range for all seeds of a level, {found.chosen_by}.",
         "once": f"The best point of each grid or range for all levels and seeds, {found.chosen_by}.",
     }[found.tuned]
-    return Table("Settings", note, heads, rows)
+    return PageTable("Settings", note, heads, rows)
 
 
-def costs(found: Findings) -> Table:
+def costs(found: Findings) -> PageTable:
     """Traffic and time of the methods."""
     heads, getters, rows = ["method", "MB up", "MB down", "seconds"], [up, down, seconds], []
     note = "A run's traffic and the seconds of its rounds, mean ± standard deviation over levels and seeds."
@@ -199,7 +199,7 @@ def costs(found: Findings) -> Table:
         runs = [run for run in found.runs if (run.method, run.status) == (method, "finished")]
         if runs:
             rows.append(plain(method, *(bare(spread([get(run) for run in runs]), 1) for get in getters)))
-    return Table("Costs", note, heads, rows)
+    return PageTable("Costs", note, heads, rows)
 
 
 def up(run: Run) -> float:
@@ -219,13 +219,13 @@ def virtual_seconds(run: Run) -> float:
     return math.nan if run.points is None or run.points.clock is None else float(run.points.clock[-1])
 
 
-def troubles(found: Findings) -> Table:
+def troubles(found: Findings) -> PageTable:
     """The runs that did not finish, and the trials that failed, which tuning has missed."""
     bad = [run for run in found.runs if run.status != "finished"]
     rows = [plain(run.method, name_of(run.place), str(run.seed), run.status, run.reason) for run in bad]
     missed = [run for run in found.trials if run.status == "failed"]
     rows += [plain(run.method, name_of(run.place), str(run.seed), "trial failed", run.reason) for run in missed]
-    return Table(
+    return PageTable(
         "Not finished",
         "These runs are not included in the tables above, and failed trials not in the choice of settings.",
         ["method", "level", "seed", "how", "why"],

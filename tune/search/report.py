@@ -11,7 +11,20 @@ from typing import Any
 from ...engine.config.differences import flatten
 from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted
-from ..page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
+from ..page.content import (
+    NO_STYLE,
+    Axis,
+    Chart,
+    Curve,
+    Marks,
+    Page,
+    PageSection,
+    PageTable,
+    TableCell,
+    numbers,
+    of_table,
+    thinned,
+)
 from ..page.html import render
 from ..quantities import is_share, shown
 from ..ranges import Range, number
@@ -45,16 +58,16 @@ def page_of(plan: Plan, trials: list[Trial], best: list[Trial], reported: dict[i
     every = f"Slices: every trial that finished, against each of its values. {framed_too}"
     sections = [
         of_table(best_table(plan, best)),
-        Section("Values by trial", trial_numbers, figures=tuple(progress(plan, trials))),
-        Section("Pareto front", framed, figures=tuple(pareto(plan, trials, best))),
-        Section("Importance", IMPORTANCE, figures=tuple(importance(plan, trials))),
-        Section("Sensitivity", every, figures=tuple(sensitivity(plan, trials, best))),
-        Section("Curves of the trials", curves_note(objectives[0]), figures=tuple(curves(plan, trials, reported))),
+        PageSection("Values by trial", trial_numbers, charts=tuple(progress(plan, trials))),
+        PageSection("Pareto front", framed, charts=tuple(pareto(plan, trials, best))),
+        PageSection("Importance", IMPORTANCE, charts=tuple(importance(plan, trials))),
+        PageSection("Sensitivity", every, charts=tuple(sensitivity(plan, trials, best))),
+        PageSection("Curves of the trials", curves_note(objectives[0]), charts=tuple(curves(plan, trials, reported))),
         of_table(trial_table(plan, trials, best)),
         of_table(ranges(plan)),
         of_table(settings(plan)),
     ]
-    present = [one for one in sections if one.figures or (one.table is not None and one.table.rows)]
+    present = [one for one in sections if one.charts or (one.table is not None and one.table.rows)]
     unfinished = "" if best else "No trial has finished yet."
     return Page(f"Search: {plan.data.get('name') or 'search'}", facts(plan, trials), present, problem=unfinished)
 
@@ -103,14 +116,14 @@ def unit(name: str) -> str:
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-def best_table(plan: Plan, best: list[Trial]) -> Table:
+def best_table(plan: Plan, best: list[Trial]) -> PageTable:
     title, note = "Best trial", "best.yaml has it as an experiment file."
     if len(best) > 1:
         title = "Best trials"
         note = (
             "No other trial surpasses one of these in all objectives. best.yaml is the first one as an experiment file."
         )
-    return Table(title, note, heads(plan), [row(plan, t, ()) for t in best])
+    return PageTable(title, note, heads(plan), [row(plan, t, ()) for t in best])
 
 
 def heads(plan: Plan) -> list[str]:
@@ -123,32 +136,35 @@ def heads(plan: Plan) -> list[str]:
     ]
 
 
-def row(plan: Plan, trial: Trial, best: tuple[int, ...]) -> list[Text]:
+def row(plan: Plan, trial: Trial, best: tuple[int, ...]) -> list[TableCell]:
     values = [in_unit(name, v) for name, v in zip(plan.settings.objectives, trial.values, strict=False)]
     values += ["–"] * (len(plan.settings.objectives) - len(values))
     params = [text_of(trial.params[r.key]) if r.key in trial.params else "–" for r in plan.ranges]
     status = f"{trial.status}: {trial.reason}" if trial.reason else trial.status
     cells = [str(trial.number), *values, *params, str(trial.rounds), status]
-    return [Text(cell, trial.number in best) for cell in cells]
+    return [TableCell(cell, trial.number in best) for cell in cells]
 
 
-def trial_table(plan: Plan, trials: list[Trial], best: list[Trial]) -> Table:
+def trial_table(plan: Plan, trials: list[Trial], best: list[Trial]) -> PageTable:
     numbers_of_best = tuple(trial.number for trial in best)
     rows = [row(plan, trial, numbers_of_best) for trial in trials]
-    return Table("All trials", "A click on a head sorts. The best stand out.", heads(plan), rows)
+    return PageTable("All trials", "A click on a head sorts. The best stand out.", heads(plan), rows)
 
 
-def ranges(plan: Plan) -> Table:
-    rows = [[Text(r.key), Text(r.kind), Text(str(r))] for r in plan.ranges]
-    return Table("Ranges", "", ["key", "kind", "values"], rows)
+def ranges(plan: Plan) -> PageTable:
+    rows = [[TableCell(r.key), TableCell(r.kind), TableCell(str(r))] for r in plan.ranges]
+    return PageTable("Ranges", "", ["key", "kind", "values"], rows)
 
 
-def settings(plan: Plan) -> Table:
+def settings(plan: Plan) -> PageTable:
     """Everything that is no range, without the settings that a search does not use."""
     keys = (*(f"{r.key}." for r in plan.ranges), "engine.backend", "engine.workers")
     fixed = {key: value for key, value in flatten(plan.data).items() if not key.startswith(keys)}
-    return Table(
-        "Settings", "Of every trial.", ["key", "value"], [[Text(k), Text(redacted(str(v)))] for k, v in fixed.items()]
+    return PageTable(
+        "Settings",
+        "Of every trial.",
+        ["key", "value"],
+        [[TableCell(k), TableCell(redacted(str(v)))] for k, v in fixed.items()],
     )
 
 
@@ -157,7 +173,7 @@ def finished(trials: list[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.values]
 
 
-def progress(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
+def progress(plan: Plan, trials: list[Trial]) -> Iterator[Chart]:
     """The value of each trial, and the best so far, one chart for each objective."""
     done = finished(trials)
     for at, (name, mode) in enumerate(plan.settings.objectives.items() if done else ()):
@@ -177,7 +193,7 @@ def progress(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
                 series.append(
                     Marks(status, NO_STYLE, places, numbers([low] * len(ended)), texts=names, symbol=SYMBOLS[status])
                 )
-        yield Figure("marks", name, Axis("trial", whole=True), Axis(unit(name)), series)
+        yield Chart("marks", name, Axis("trial", whole=True), Axis(unit(name)), series)
 
 
 def best_so_far(
@@ -196,7 +212,7 @@ SYMBOLS = {"pruned": "line-ns-open", "diverged": "x-thin-open", "failed": "cross
 """Markers of the trials without a value, which are drawn at the height of the worst one."""
 
 
-def pareto(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Figure]:
+def pareto(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Chart]:
     """The second objective, and each further one, against the first one."""
     names, done = list(plan.settings.objectives), finished(trials)
     for at in range(1, len(names) if done else 0):
@@ -217,7 +233,7 @@ def pareto(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Figur
             ),
             Marks("front", 1, numbers(p[0] for p in front), numbers(p[1] for p in front), symbol="square-open"),
         ]
-        yield Figure("marks", "", Axis(unit(names[at])), Axis(unit(names[0])), series)
+        yield Chart("marks", "", Axis(unit(names[at])), Axis(unit(names[0])), series)
 
 
 IMPORTANCE = (
@@ -226,7 +242,7 @@ IMPORTANCE = (
 )
 
 
-def importance(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
+def importance(plan: Plan, trials: list[Trial]) -> Iterator[Chart]:
     """The importance of each range, one series for each objective; nothing if there are too few trials or ranges."""
     shares = importances(plan, trials)
     if not shares:
@@ -238,10 +254,10 @@ def importance(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
         x = numbers(100 * of_key[key] for key in keys)
         texts = [f"{name}\n{objective}: {100 * of_key[key]:.0f} %" for key, name in zip(keys, names, strict=True)]
         series.append(Marks(objective, at, x, list(range(len(keys))), texts=texts, legend=len(shares) > 1))
-    yield Figure("marks", "", Axis("importance (%)", zero=True), Axis("", labels=names), series)
+    yield Chart("marks", "", Axis("importance (%)", zero=True), Axis("", labels=names), series)
 
 
-def sensitivity(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Figure]:
+def sensitivity(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Chart]:
     """Each objective against the values of each range."""
     done = finished(trials)
     for at, name in enumerate(plan.settings.objectives if len(done) > 1 else ()):
@@ -249,7 +265,7 @@ def sensitivity(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[
             yield slice_of(plan, one, at, name, done, best)
 
 
-def slice_of(plan: Plan, one: Range, at: int, name: str, done: list[Trial], best: list[Trial]) -> Figure:
+def slice_of(plan: Plan, one: Range, at: int, name: str, done: list[Trial], best: list[Trial]) -> Chart:
     """One objective against the values of one range. at: the objective's place in the values of a trial."""
     known = [trial for trial in done if one.key in trial.params]
     axis, place = axis_of(one)
@@ -263,7 +279,7 @@ def slice_of(plan: Plan, one: Range, at: int, name: str, done: list[Trial], best
     title = one.key.removeprefix("method.")
     if len(plan.settings.objectives) > 1:
         title = f"{name} against {title}"
-    return Figure("marks", title, axis, Axis(unit(name)), series)
+    return Chart("marks", title, axis, Axis(unit(name)), series)
 
 
 def axis_of(one: Range) -> tuple[Axis, Any]:
@@ -281,7 +297,7 @@ def curves_note(objective: str) -> str:
     return f"{objective} after each evaluated round. The best {LEADERS} trials have colours; pruned trials end early."
 
 
-def curves(plan: Plan, trials: list[Trial], reported: dict[int, dict[int, float]]) -> Iterator[Figure]:
+def curves(plan: Plan, trials: list[Trial], reported: dict[int, dict[int, float]]) -> Iterator[Chart]:
     """The objective over the rounds of each trial."""
     name, mode = next(iter(plan.settings.objectives.items()))
     sign = -1 if mode == "max" else 1
@@ -297,4 +313,4 @@ def curves(plan: Plan, trials: list[Trial], reported: dict[int, dict[int, float]
             values = numbers(value * factor(name) for _, value in points)
             series.append(Curve(label, style, {"round": [r for r, _ in points]}, values))
     if series:
-        yield Figure("curves", "", Axis("round", whole=True), Axis(unit(name)), series)
+        yield Chart("curves", "", Axis("round", whole=True), Axis(unit(name)), series)
