@@ -5,7 +5,8 @@ origin         the user, the program and the commit
 data_set       the data set of a run
 model          the final model of a run
 run_header     name, tags, parameters and data set of a run in MLflow
-mlflow_writer  the thread that writes everything to MLflow
+writer         the thread that writes to a tracker, in batches
+mlflow_writer  what it writes to MLflow
 run            the observer that tracks a single run
 many_runs      the observer that tracks a search or a study
 """
