@@ -133,7 +133,7 @@ def found() -> Findings:
     published = Published(source=NASTY, values={"FedMuon-BC": {"β = 10": 85.5}}, claims=(NASTY,))
     return Findings(
         NASTY,
-        Report(targets=(0.7,)),
+        Report(best="max", targets=(0.7,)),
         [NASTY, "FedMuon-BC"],
         places,
         runs,
@@ -574,7 +574,7 @@ def test_no_chart_has_a_band_at_the_bottom_of_a_logarithmic_scale(found: Finding
     for run, value in zip(found.runs[-3:], (0.001, 0.001, 1.0), strict=True):
         assert run.points is not None
         runs.append(run._replace(points=run.points._replace(values=np.array([value, value]))))
-    spread_out = replace(found, runs=runs, report=Report(log=True))
+    spread_out = replace(found, runs=runs, report=Report(best="max", log=True))
     svg = files_of(spread_out)["curves-1"]
     area = svg[svg.index("FillBetween") :]
     (corners,) = re.findall(r' d="([^"]*)"', area)[:1]
