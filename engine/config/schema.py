@@ -1,6 +1,7 @@
 """The configuration of an experiment: typed, validated, plain data that YAML can hold.
 
-The docstring of each section lists its keys, with units, ranges and defaults. Counts have the upper limit 2^31 - 1.
+The text below each key says what it is; the site, the JSON schema and editors show it. Counts have the upper limit
+2^31 - 1.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ class Section(BaseModel):
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
     conflicts: ClassVar[tuple[Conflict, ...]] = ()
     """What does not go together in this section."""
@@ -79,16 +84,14 @@ class Section(BaseModel):
 
 
 class Local(Section):
-    """The work of one client in a round. Either `steps` or `epochs` may be given; without both, `steps` is 5.
-
-    `steps`: the number of local steps K, each on one batch, at least 1.
-    `epochs`: the number of passes over the client's own training rows, at least 1.
-    `batch`: the number of examples in a batch, at least 1 (default 32). The last batch of an epoch may have fewer.
-    """
+    """The work of one client in a round. Either `steps` or `epochs` may be given; without both, `steps` is 5."""
 
     steps: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The number of local steps K, each on one batch, at least 1."""
     epochs: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The number of passes over the client's own training rows, at least 1."""
     batch: int = Field(default=32, ge=1, le=LARGEST_COUNT)
+    """The number of examples in a batch, at least 1. The last batch of an epoch may have fewer."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
@@ -105,28 +108,26 @@ class Local(Section):
 
 
 class Pace(Section):
-    """How a round ends in virtual time. Other values than the defaults need a section `systems`.
-
-    `name`: `rounds` (default), synchronous rounds; the other names are those of an asynchronous run.
-    `select`: how many clients are selected for each one that is wanted, at least 1; the round takes those that arrive
-    first (default 1).
-    `deadline`: the virtual seconds after which a round ends, more than 0 (default: none).
-    `stragglers`: what becomes of clients that would miss the deadline. `wait` (default): there is no deadline; `drop`:
-    they are left out; `partial`: they take as many local steps as fit into it.
-    `least`: the fewest clients that a round needs, at least 1: it begins when so many are online, and is empty if fewer
-    arrive (default 1).
-    `notice`: when a client that is lost is noticed, `once` it is lost (default) or `never`, which needs a deadline.
-    """
+    """How a round ends in virtual time. Other values than the defaults need a section `systems`."""
 
     versions: ClassVar[int] = 1
     """From how many versions of the model clients train at the same time."""
 
     name: Literal["rounds", "buffered", "fedasync"] = "rounds"
+    """`rounds` (default), synchronous rounds; the other names are those of an asynchronous run."""
     select: float = Field(default=1.0, ge=1, le=LARGEST_COUNT)
+    """How many clients are selected for each one that is wanted, at least 1; the round takes those that arrive first.
+    """
     deadline: float | None = Field(default=None, gt=0)
+    """The virtual seconds after which a round ends, more than 0 (default: none)."""
     stragglers: Literal["wait", "drop", "partial"] = "wait"
+    """What becomes of clients that would miss the deadline. `wait` (default): there is no deadline; `drop`: they are
+    left out; `partial`: they take as many local steps as fit into it."""
     least: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """The fewest clients that a round needs, at least 1: it begins when so many are online, and is empty if fewer
+    arrive."""
     notice: Literal["once", "never"] = "once"
+    """When a client that is lost is noticed, `once` it is lost (default) or `never`, which needs a deadline."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
@@ -148,53 +149,54 @@ class Asynchronous(Section):
     """Rounds without a common end: the server makes an update whenever enough results have arrived, see
     docs/howto/asynchronous.md. It needs a section `systems`. `federation.cohort` is then the number C of clients that
     train at the same time, and `federation.rounds` the number of updates.
-
-    `name`: `buffered`, as FedBuff, or `fedasync`. Further defaults follow from it.
-    `buffer`: the number M of results in an update, at least 1 (default 10; fedasync: 1).
-    `base`: what a result is a change of. `download`: of the model that the client downloaded; `current`: of the newest
-    model, so that whole models are mixed (default download; fedasync: current).
-    `weight`: the weight of a result that t updates came before: `constant`, 1; `polynomial`, (1 + t)^-a; `hinge`, 1 up
-    to t = b and 1 / (slope (t - b) + 1) beyond; `threshold`, 1 up to t = b and c beyond (default polynomial; fedasync:
-    constant).
-    `a`: of polynomial, 0 to 1 (default 0.5). `slope`: of hinge, more than 0 (default 10). `b`: of hinge and threshold,
-    0 or more (default 4). `c`: of threshold, 0 or more (default 0).
-    `relative_to`: the number of updates at which the weight shall be 1, 0 or more (default 0).
-    `divide`: what the sum of the results is divided by. `buffer`: the sum of the client weights, so that stale results
-    shorten the step; `weights`: the sum of the same times the weights of their staleness; `none` (default buffer;
-    fedasync: none).
-    `mix`: what each result is multiplied by, more than 0, a step size that no divisor has: the alpha of FedAsync
-    (default 1; fedasync: 0.6).
-    `staleness`: results that more updates than this came before are discarded, 0 or more (default: none).
-    `open`: how many of the C slots must be free before any is filled, 1 to C (default 1).
-    `once`: whether a client is dispatched at most once from the same version of the model (default true).
-    `deadline`: the virtual seconds after which a client that has not answered is lost, more than 0 (default: none).
-    `ties`: in which order results that arrive at one time count: by client `number` (default), or `counted`, at random.
-    `starts`: when clients are dispatched. `slots` (default): whenever slots are free; `rate`: one client every `gap`
-    seconds, however many there are in flight.
-    `gap`: of starts: rate, the virtual seconds, more than 0 (default 1).
     """
 
     versions: ClassVar[int] = 8
     """From how many versions of the model clients train at the same time, at most."""
 
     name: Literal["buffered", "fedasync"]
+    """`buffered`, as FedBuff, or `fedasync`. Further defaults follow from it."""
     buffer: int = Field(default=10, ge=1, le=LARGEST_COUNT)
+    """The number M of results in an update, at least 1 (default 10; fedasync: 1)."""
     base: Literal["download", "current"] = "download"
+    """What a result is a change of. `download`: of the model that the client downloaded; `current`: of the newest
+    model, so that whole models are mixed (default download; fedasync: current)."""
     weight: Literal["constant", "polynomial", "hinge", "threshold"] = "polynomial"
+    """The weight of a result that t updates came before: `constant`, 1; `polynomial`, (1 + t)^-a; `hinge`, 1 up to t =
+    b and 1 / (slope (t - b) + 1) beyond; `threshold`, 1 up to t = b and c beyond (default polynomial; fedasync:
+    constant)."""
     a: float = Field(default=0.5, ge=0, le=1)
+    """The exponent of `weight: polynomial`."""
     slope: float = Field(default=10.0, gt=0)
+    """The slope of `weight: hinge`."""
     b: float = Field(default=4.0, ge=0)
+    """Up to how many updates `weight: hinge` and `weight: threshold` are 1."""
     c: float = Field(default=0.0, ge=0)
+    """The weight beyond b of `weight: threshold`."""
     relative_to: float = Field(default=0.0, ge=0)
+    """The number of updates at which the weight shall be 1, 0 or more."""
     divide: Literal["buffer", "weights", "none"] = "buffer"
+    """What the sum of the results is divided by. `buffer`: the sum of the client weights, so that stale results shorten
+    the step; `weights`: the sum of the same times the weights of their staleness; `none` (default buffer; fedasync:
+    none)."""
     mix: float = Field(default=1.0, gt=0)
+    """What each result is multiplied by, more than 0, a step size that no divisor has: the alpha of FedAsync (default
+    1; fedasync: 0.6)."""
     staleness: int | None = Field(default=None, ge=0, le=LARGEST_COUNT)
+    """Results that more updates than this came before are discarded, 0 or more (default: none)."""
     open: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """How many of the C slots must be free before any is filled, 1 to C."""
     once: bool = True
+    """Whether a client is dispatched at most once from the same version of the model."""
     deadline: float | None = Field(default=None, gt=0)
+    """The virtual seconds after which a client that has not answered is lost, more than 0 (default: none)."""
     ties: Literal["number", "counted"] = "number"
+    """In which order results that arrive at one time count: by client `number` (default), or `counted`, at random."""
     starts: Literal["slots", "rate"] = "slots"
+    """When clients are dispatched. `slots` (default): whenever slots are free; `rate`: one client every `gap` seconds,
+    however many there are in flight."""
     gap: float = Field(default=1.0, gt=0)
+    """The virtual seconds between two clients with `starts: rate`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -217,53 +219,51 @@ class Asynchronous(Section):
 
 
 def kind_of_pace(value: Any) -> str:
-    """The tag of the form in which `federation.pace` is given: rounds, or an asynchronous run."""
+    """The tag of the form in which `federation.pace` is given."""
     name = value.get("name", "rounds") if isinstance(value, dict) else getattr(value, "name", "rounds")
-    return "literal[asynchronous" if name in ("buffered", "fedasync") else "literal[rounds"
+    return "asynchronous pace" if name in ("buffered", "fedasync") else "pace of rounds"
 
 
 PaceKinds = Annotated[
-    Annotated[Pace, Tag("literal[rounds")] | Annotated[Asynchronous, Tag("literal[asynchronous")],
+    Annotated[Pace, Tag("pace of rounds")] | Annotated[Asynchronous, Tag("asynchronous pace")],
     Discriminator(kind_of_pace),
 ]
 
 
 class Federation(Section):
-    """Who is trained, how often, and how the results are averaged.
-
-    `clients`: the number N of clients, at least 1 (default 100).
-    `cohort`: the number S of clients that are sampled in each round, 1 to `clients` (default 20).
-    `sampling`: how clients are drawn. `fixed` (default): S of them without replacement. `poisson`: every client with
-    probability S / N, independently of the others, so that S is the mean number and some rounds may have none.
-    `cyclic`: the clients are cut into `separation` groups at random, which take turns; a round samples its group so
-    that S is the mean number, or takes all of the group if it has S clients.
-    `separation`: for `cyclic`, the fewest rounds from one turn of a client to its next, at least 1; cohort * separation
-    must be at most `clients` (default: none).
-    `sampler`: how clients are chosen without an account of privacy, by a name in the table SAMPLERS, or a name with
-    arguments as in {name: power_of_choice, d: 40}; goes with sampling: fixed (default uniform).
-    `mean`: what the weighted sum of a cohort is divided by. `auto` (default): by what the sampler needs for a mean that
-    is right on average, if it has unequal probabilities, else by the sum of the weights; `normalised`: by the sum of
-    the weights; `unbiased`: by the expected sum, so that the mean over all draws is that over all clients.
-    `pace`: how a round ends in virtual time, see `Pace`; or an asynchronous run, see `Asynchronous`.
-    `rounds`: the number R of rounds, at least 1 (default 50).
-    `local`: the work of one client in a round, see `Local`.
-    `weights`: the weights of the clients in the mean of their models. `uniform` (default) gives all clients of a
-    cohort the same weight; `examples` weights each client by the number of its training rows.
-    `without`: the numbers of clients that are drawn but not used: a cohort is trained, and its mean is taken, without
-    them, and everybody else's draws stay as they are (default: none). See docs/howto/forks.md.
-    """
+    """Who is trained, how often, and how the results are averaged."""
 
     clients: int = Field(default=100, ge=1, le=LARGEST_COUNT)
+    """The number N of clients, at least 1."""
     cohort: int = Field(default=20, ge=1, le=LARGEST_COUNT)
+    """The number S of clients that are sampled in each round, 1 to `clients`."""
     sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
+    """How clients are drawn. `fixed` (default): S of them without replacement. `poisson`: every client with probability
+    S / N, independently of the others, so that S is the mean number and some rounds may have none. `cyclic`: the
+    clients are cut into `separation` groups at random, which take turns; a round samples its group so that S is the
+    mean number, or takes all of the group if it has S clients."""
     separation: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """For `cyclic`, the fewest rounds from one turn of a client to its next, at least 1; cohort * separation must be at
+    most `clients` (default: none)."""
     sampler: Any = "uniform"
+    """How clients are chosen without an account of privacy, by a name in the table SAMPLERS, or a name with arguments
+    as in {name: power_of_choice, d: 40}; goes with sampling: fixed."""
     mean: Literal["auto", "normalised", "unbiased"] = "auto"
+    """What the weighted sum of a cohort is divided by. `auto` (default): by what the sampler needs for a mean that is
+    right on average, if it has unequal probabilities, else by the sum of the weights; `normalised`: by the sum of the
+    weights; `unbiased`: by the expected sum, so that the mean over all draws is that over all clients."""
     pace: PaceKinds = Field(default_factory=Pace)
+    """How a round ends in virtual time, see `Pace`; or an asynchronous run, see `Asynchronous`."""
     rounds: int = Field(default=50, ge=1, le=LARGEST_COUNT)
+    """The number R of rounds, at least 1."""
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
+    """The work of one client in a round, see `Local`."""
     weights: Literal["uniform", "examples"] = "uniform"
+    """The weights of the clients in the mean of their models. `uniform` (default) gives all clients of a cohort the
+    same weight; `examples` weights each client by the number of its training rows."""
     without: tuple[int, ...] = ()
+    """The numbers of clients that are drawn but not used: a cohort is trained, and its mean is taken, without them, and
+    everybody else's draws stay as they are (default: none). See docs/howto/forks.md."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict("cohort", "clients", "cohort <= clients must hold", "lower it", lambda f: f.cohort > f.clients),
@@ -348,36 +348,34 @@ class Federation(Section):
 
 
 class WorkerGroup(Section):
-    """A group of equal workers, an entry of the list `engine.workers`.
-
-    `count`: the number of workers in the group, at least 1.
-    `cpus`: the CPUs that each worker reserves, more than 0; may be a fraction (default: engine.cpus).
-    `gpus`: the GPUs that each worker reserves, 0 or more; may be a fraction (default 0).
-    `labels`: the labels that a node must have to run these workers, as {name: value} in Ray's syntax (default: none).
-    `resources`: the custom resources of Ray that each worker reserves on its node, as {name: amount} (default: none).
-    """
+    """A group of equal workers, an entry of the list `engine.workers`."""
 
     count: int = Field(ge=1, le=LARGEST_COUNT)
+    """The number of workers in the group, at least 1."""
     cpus: float | None = Field(default=None, gt=0)
+    """The CPUs that each worker reserves, more than 0; may be a fraction (default: engine.cpus)."""
     gpus: float = Field(default=0.0, ge=0)
+    """The GPUs that each worker reserves, 0 or more; may be a fraction."""
     labels: dict[str, str] = {}
+    """The labels that a node must have to run these workers, as {name: value} in Ray's syntax (default: none)."""
     resources: dict[str, float] = {}
+    """The custom resources of Ray that each worker reserves on its node, as {name: amount} (default: none)."""
 
     def needs(self) -> dict[str, float]:
         """The resources that one worker reserves on a node, by Ray's names."""
         return {"CPU": self.cpus or 1.0, **({"GPU": self.gpus} if self.gpus else {}), **self.resources}
 
 
-def kind_of_workers(value: Any) -> str:
-    """The tag of the form in which `engine.workers` is given: a number, "auto", or a list of groups."""
-    return "tuple[" if isinstance(value, list | tuple) else "literal[" if value == "auto" else "int"
+def kind_of_number(value: Any) -> str:
+    """The tag of the form in which a number, `auto`, or a list of groups of workers is given."""
+    return "list of groups" if isinstance(value, list | tuple) else "auto" if value == "auto" else "number"
 
 
 Workers = Annotated[
-    Annotated[int, Tag("int")]
-    | Annotated[Literal["auto"], Tag("literal[")]
-    | Annotated[tuple[WorkerGroup, ...], Tag("tuple[")],
-    Discriminator(kind_of_workers),
+    Annotated[int, Tag("number")]
+    | Annotated[Literal["auto"], Tag("auto")]
+    | Annotated[tuple[WorkerGroup, ...], Tag("list of groups")],
+    Discriminator(kind_of_number),
 ]
 
 
@@ -387,70 +385,68 @@ class Engine(Section):
     `backend`, `workers`, `cpus`, `gpus`, `address`, `placement`, `wait` and `pending` never change a bit of the result.
     `block`, `kernels`, `vectorise`, `threads`, `dtype` and `device` may change it within rounding errors, and
     `precision` within the rounding errors of bfloat16 or TF32.
-
-    `backend`: `ray` (default) trains in worker processes on Ray; `local` trains in the calling process.
-    `workers`: the number of worker processes, at least 1; or `auto` (default), as many as the processors allow that the
-    process may use (its affinity, and the quota of its container), or those of the Ray or the cluster it is connected
-    to; or a list of groups of equal workers, see `WorkerGroup`.
-    `cpus`: the CPUs that each worker reserves, more than 0; may be a fraction (default 1).
-    `gpus`: the GPUs that each worker reserves, 0 or more; may be a fraction (default 0).
-    `block`: the number of clients that a worker trains at once, at least 1; or `auto` (default), which is measured once
-    if the run is long and follows from a rule if it is short; 1 with `kernels=channels_last`.
-    `kernels`: the kernels that compute losses and gradients. `torch`: only those of torch; `channels_last`: those of
-    torch, with the channels of images last in memory while a client trains alone; `native`: also compiled convolutions
-    and pooling, and no computation for the padding of texts while a client trains alone; `chain`: compiled code that
-    computes the loss of a whole network and its gradient in one call. These three are for float32 on a CPU. They are
-    used only after a proof on the data of the run that they compute what torch computes. `graph` is for CUDA devices:
-    torch's kernels, and the local steps of a block are replayed from a CUDA graph, to the same bits. `auto` (default):
-    the fastest in a measurement if the run is long, else `torch`. A plug-in may add others to the table `KERNELS`.
-    `vectorise`: whether the clients of a block run at once under torch.func.vmap (default true).
-    `device`: the device that trains: `cpu`, `cuda`, `cuda:0`, `xpu`, `mps`; or `auto` (default), which is cuda if
-    workers have GPUs and else cpu.
-    `threads`: the number of torch threads in each worker, 1 to 4096 (default 1).
-    `dtype`: the type of weights, gradients and states, `float32` (default) or `float64`.
-    `precision`: the type of the forward and backward passes of training, `same` as dtype (default) or `bfloat16`, which
-    is possible for classification without running statistics. Weights, gradients and states stay in dtype. On a GPU,
-    Newton-Schulz iterations of methods are then in bfloat16 too. `tf32` is for GPUs: products of float32 keep 10 bits
-    of each factor.
-    `state_dtype`: the type of clients' states between rounds, `same` as dtype (default) or `bfloat16`. Single numbers
-    of a state, such as counts, stay as they are.
-    `store`: the folder for clients' states (default: in the folder of the run, or a temporary folder without one).
-    `keep_state`: whether that folder is kept when the run ends (default false).
-    `address`: the address of a running Ray cluster, `auto`, HOST:PORT or ray://HOST:PORT (default: Ray is started on
-    this machine).
-    `on_failure`: what happens if a client fails again when it runs alone: `fail` (default) ends the run, `drop` leaves
-    the client out of the round. A run always ends if a client fails because memory runs out.
-    `patience`: the seconds without a local step after which a worker counts as hung and is replaced, more than 0
-    (default 600).
-    `pending`: the most bytes of memory that finished results of an asynchronous run may take while they wait for their
-    updates, at least 1 (default: half of the memory that is free when the run starts).
-    `placement`: on a cluster, `pack` (default) puts workers on as few nodes as possible, `spread` on all nodes.
-    `wait`: the seconds to wait for resources of the cluster that other jobs hold, more than 0 (default 60).
-    `port`: the port at which the driver of a run on several nodes listens for these nodes, up to 65535; 0 for any free
-    one (default 0).
     """
 
     backend: Literal["ray", "local"] = "ray"
+    """`ray` (default) trains in worker processes on Ray; `local` trains in the calling process."""
     workers: Workers = "auto"
+    """The number of worker processes, at least 1; or `auto` (default), as many as the processors allow that the process
+    may use (its affinity, and the quota of its container), or those of the Ray or the cluster it is connected to; or a
+    list of groups of equal workers, see `WorkerGroup`."""
     cpus: float = Field(default=1.0, gt=0)
+    """The CPUs that each worker reserves, more than 0; may be a fraction."""
     gpus: float = Field(default=0.0, ge=0)
+    """The GPUs that each worker reserves, 0 or more; may be a fraction."""
     block: int | Literal["auto"] = "auto"
+    """The number of clients that a worker trains at once, at least 1; or `auto` (default), which is measured once if
+    the run is long and follows from a rule if it is short; 1 with `kernels=channels_last`."""
     kernels: str = "auto"
+    """The kernels that compute losses and gradients. `torch`: only those of torch; `channels_last`: those of torch,
+    with the channels of images last in memory while a client trains alone; `native`: also compiled convolutions and
+    pooling, and no computation for the padding of texts while a client trains alone; `chain`: compiled code that
+    computes the loss of a whole network and its gradient in one call. These three are for float32 on a CPU. They are
+    used only after a proof on the data of the run that they compute what torch computes. `graph` is for CUDA devices:
+    torch's kernels, and the local steps of a block are replayed from a CUDA graph, to the same bits. `auto` (default):
+    the fastest in a measurement if the run is long, else `torch`. A plug-in may add others to the table `KERNELS`."""
     vectorise: bool = True
+    """Whether the clients of a block run at once under torch.func.vmap."""
     device: str = "auto"
+    """The device that trains: `cpu`, `cuda`, `cuda:0`, `xpu`, `mps`; or `auto` (default), which is cuda if workers have
+    GPUs and else cpu."""
     threads: int = Field(default=1, ge=1, le=4096)
+    """The number of torch threads in each worker, 1 to 4096."""
     dtype: Literal["float32", "float64"] = "float32"
+    """The type of weights, gradients and states, `float32` (default) or `float64`."""
     precision: Literal["same", "bfloat16", "tf32"] = "same"
+    """The type of the forward and backward passes of training, `same` as dtype (default) or `bfloat16`, which is
+    possible for classification without running statistics. Weights, gradients and states stay in dtype. On a GPU,
+    Newton-Schulz iterations of methods are then in bfloat16 too. `tf32` is for GPUs: products of float32 keep 10 bits
+    of each factor."""
     state_dtype: Literal["same", "bfloat16"] = "same"
+    """The type of clients' states between rounds, `same` as dtype (default) or `bfloat16`. Single numbers of a state,
+    such as counts, stay as they are."""
     store: str | None = None
+    """The folder for clients' states (default: in the folder of the run, or a temporary folder without one)."""
     keep_state: bool = False
+    """Whether that folder is kept when the run ends."""
     address: str | None = None
+    """The address of a running Ray cluster, `auto`, HOST:PORT or ray://HOST:PORT (default: Ray is started on this
+    machine)."""
     on_failure: Literal["fail", "drop"] = "fail"
+    """What happens if a client fails again when it runs alone: `fail` (default) ends the run, `drop` leaves the client
+    out of the round. A run always ends if a client fails because memory runs out."""
     patience: float = Field(default=600.0, gt=0)
+    """The seconds without a local step after which a worker counts as hung and is replaced, more than 0."""
     pending: int | None = Field(default=None, ge=1, lt=2**63)
+    """The most bytes of memory that finished results of an asynchronous run may take while they wait for their updates,
+    at least 1 (default: half of the memory that is free when the run starts)."""
     placement: Literal["pack", "spread"] = "pack"
+    """On a cluster, `pack` (default) puts workers on as few nodes as possible, `spread` on all nodes."""
     wait: float = Field(default=60.0, gt=0)
+    """The seconds to wait for resources of the cluster that other jobs hold, more than 0."""
     port: int = Field(default=0, ge=0, le=65535)
+    """The port at which the driver of a run on several nodes listens for these nodes, up to 65535; 0 for any free one.
+    """
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
@@ -516,43 +512,38 @@ def workers_on(processors: float, cpus: float) -> int:
 
 
 class Evaluate(Section):
-    """When and on which rows the model is evaluated.
-
-    `every`: the number of rounds between evaluations; 0 evaluates only after the last round, which is always evaluated
-    (default 5).
-    `seconds`: instead of `every`, the virtual seconds between evaluations, more than 0: the first round that ends at or
-    after a multiple of them is evaluated (default: none).
-    `batch`: the number of examples in a batch of an evaluation, at least 1 (default 500).
-    `fairness`: whether the model is also evaluated on each client's own training rows. The mean over the clients and
-    the mean over the worst tenth of them are recorded (default false).
-    `held_out`: the fraction of each client's rows that it does not train on, 0 or more and less than 1 (default 0). The
-    same two means over these rows are recorded.
-    """
+    """When and on which rows the model is evaluated."""
 
     every: int = Field(default=5, ge=0, le=LARGEST_COUNT)
+    """The number of rounds between evaluations; 0 evaluates only after the last round, which is always evaluated."""
     seconds: float | None = Field(default=None, gt=0)
+    """Instead of `every`, the virtual seconds between evaluations, more than 0: the first round that ends at or after a
+    multiple of them is evaluated (default: none)."""
     batch: int = Field(default=500, ge=1, le=LARGEST_COUNT)
+    """The number of examples in a batch of an evaluation, at least 1."""
     fairness: bool = False
+    """Whether the model is also evaluated on each client's own training rows. The mean over the clients and the mean
+    over the worst tenth of them are recorded."""
     held_out: float = Field(default=0.0, ge=0, lt=1)
+    """The fraction of each client's rows that it does not train on, 0 or more and less than 1. The same two means over
+    these rows are recorded."""
 
 
 class Checkpoint(Section):
-    """When the run can be resumed, and from where.
-
-    `every`: the number of rounds between checkpoints; 0 (default) for none by the number of rounds. A run that is
-    interrupted writes one in any case.
-    `seconds`: a checkpoint is also written after the first round that ends this long after the last checkpoint; null
-    for none. `auto` (default) is 600, or null if `every` is not 0; it gives checkpoints up when the disk gets short of
-    space for the client states that they keep.
-    `keep`: the number of checkpoints that are kept, at least 1 (default 2).
-    `folder`: where complete copies of the checkpoints are stored, in a folder named after the id of the run, so that
-    other machines can resume the run: a path or a URL such as file:///… or s3://bucket/… (default: no copies).
-    """
+    """When the run can be resumed, and from where."""
 
     every: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    """The number of rounds between checkpoints; 0 (default) for none by the number of rounds. A run that is interrupted
+    writes one in any case."""
     seconds: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
+    """A checkpoint is also written after the first round that ends this long after the last checkpoint; null for none.
+    `auto` (default) is 600, or null if `every` is not 0; it gives checkpoints up when the disk gets short of space for
+    the client states that they keep."""
     keep: int = Field(default=2, ge=1, le=LARGEST_COUNT)
+    """The number of checkpoints that are kept, at least 1."""
     folder: str | None = Field(default=None, min_length=1)
+    """Where complete copies of the checkpoints are stored, in a folder named after the id of the run, so that other
+    machines can resume the run: a path or a URL such as file:///… or s3://bucket/… (default: no copies)."""
 
     @field_validator("folder")
     @classmethod
@@ -561,28 +552,25 @@ class Checkpoint(Section):
 
 
 class Tracking(Section):
-    """Where the records of the run are written in addition to its folder.
-
-    `uri`: the MLflow store: `auto` (default), the SQLite file mlflow.db in the current folder; `none`; sqlite:///…; or
-    the address of a server, http(s)://….
-    `experiment`: the name of the experiment in the store (default "default").
-    `name`: the tracker that writes, by its name in the table TRACKERS (default mlflow).
-    `clients`: whether the loss, movement and steps of every client in every round are also written, as Parquet files in
-    the folder of the run, and with `systems` its visit in virtual time (default false).
-    `model`: whether the final model is logged too, in a form that `mlflow.pytorch.load_model` loads; it takes some
-    seconds at the end of a run (default true).
-    `system`: whether the load of the processors, memory, disk, network and GPUs is recorded while the run goes on
-    (default false).
-    `metrics`: whether a run on Ray sets gauges that the nodes of Ray export to Prometheus (default true).
-    """
+    """Where the records of the run are written in addition to its folder."""
 
     uri: str = "auto"
+    """The MLflow store: `auto` (default), the SQLite file mlflow.db in the current folder; `none`; sqlite:///…; or the
+    address of a server, http(s)://…."""
     experiment: str = "default"
+    """The name of the experiment in the store."""
     name: str = "mlflow"
+    """The tracker that writes, by its name in the table TRACKERS."""
     clients: bool = False
+    """Whether the loss, movement and steps of every client in every round are also written, as Parquet files in the
+    folder of the run, and with `systems` its visit in virtual time."""
     model: bool = True
+    """Whether the final model is logged too, in a form that `mlflow.pytorch.load_model` loads; it takes some seconds at
+    the end of a run."""
     system: bool = False
+    """Whether the load of the processors, memory, disk, network and GPUs is recorded while the run goes on."""
     metrics: bool = True
+    """Whether a run on Ray sets gauges that the nodes of Ray export to Prometheus."""
 
     @field_validator("uri")
     @classmethod
@@ -591,13 +579,12 @@ class Tracking(Section):
 
 
 class AsIf(Section):
-    """The federation whose privacy is accounted for, see `Privacy`.
-
-    `clients`: its number of clients. `cohort`: the mean size of its Poisson cohorts, at least federation.cohort.
-    """
+    """The federation whose privacy is accounted for, see `Privacy`."""
 
     clients: int = Field(ge=1, le=LARGEST_COUNT)
+    """Its number of clients."""
     cohort: int = Field(ge=1, le=LARGEST_COUNT)
+    """The mean size of its Poisson cohorts, at least federation.cohort."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict("cohort", "clients", "cohort <= clients must hold", "lower it", lambda a: a.cohort > a.clients),
@@ -605,33 +592,34 @@ class AsIf(Section):
 
 
 class Privacy(Section):
-    """Client-level differential privacy: bounded messages and noise on their sum. It is simulated, see docs/privacy.md.
+    """Client-level differential privacy: bounded messages and noise on their sum.
 
-    `clip`: the bound C on the norm of all that one client sends in a round: a number, a schedule, or a quantile of the
-    norms as {name: quantile, start: 0.1, below: 0.5, lr: 0.2, count_noise: auto}. Required.
-    `noise`: the noise multiplier z: a number from 0 (only clipping), a schedule, or `auto` (default), the least z that
-    reaches `epsilon` after all rounds.
-    `epsilon`: with noise: auto the target; with a number the budget, at which the run ends (default: none).
-    `delta`: more than 0 and at most 1 / clients; required unless noise is 0.
-    `mechanism`: the noise over the rounds, by its name in the table MECHANISMS, or a name with arguments as in
-    {name: banded, bands: 8} (default gaussian).
-    `accountant`: `rdp`, `pld`, or `auto` (default), which is pld where it has a bound.
-    `scales`: what the groups that a client sends (`delta`, and fields such as `estimator`) are multiplied by in the
-    norm (default: 1 each).
-    `shares`: positive numbers for all groups, each of which then has a bound of its own (default: none).
-    `as_if`: {clients, cohort}: the noise and the epsilon of a larger federation, which this one stands for (default:
-    none). The run itself is not private at that epsilon.
+    It is simulated, see docs/privacy.md.
     """
 
     clip: Any
+    """The bound C on the norm of all that one client sends in a round: a number, a schedule, or a quantile of the norms
+    as {name: quantile, start: 0.1, below: 0.5, lr: 0.2, count_noise: auto}. Required."""
     noise: Any = "auto"
+    """The noise multiplier z: a number from 0 (only clipping), a schedule, or `auto` (default), the least z that
+    reaches `epsilon` after all rounds."""
     epsilon: float | None = Field(default=None, gt=0)
+    """With noise: auto the target; with a number the budget, at which the run ends (default: none)."""
     delta: float | None = Field(default=None, gt=0, lt=1)
+    """More than 0 and at most 1 / clients; required unless noise is 0."""
     mechanism: Any = "gaussian"
+    """The noise over the rounds, by its name in the table MECHANISMS, or a name with arguments as in {name: banded,
+    bands: 8}."""
     accountant: Literal["auto", "rdp", "pld"] = "auto"
+    """`rdp`, `pld`, or `auto` (default), which is pld where it has a bound."""
     scales: dict[str, float] = {}
+    """What the groups that a client sends (`delta`, and fields such as `estimator`) are multiplied by in the norm
+    (default: 1 each)."""
     shares: dict[str, float] = {}
+    """Positive numbers for all groups, each of which then has a bound of its own (default: none)."""
     as_if: AsIf | None = None
+    """{clients, cohort}: the noise and the epsilon of a larger federation, which this one stands for (default: none).
+    The run itself is not private at that epsilon."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
@@ -657,32 +645,32 @@ class Privacy(Section):
 
 
 class Systems(Section):
-    """The devices of the clients in virtual time, see docs/howto/fleets.md. No bit of the model depends on real time.
+    """The devices of the clients in virtual time, see docs/howto/fleets.md.
 
-    `devices`: how fast clients compute and transfer, by a name in the table DEVICES, or a name with arguments as in
-    {name: lognormal, compute: 80, sigma: 0.8} (default lognormal).
-    `availability`: when clients are online, by a name in the table AVAILABILITIES (default always).
-    `dropout`: the probability that a client is lost during a visit, 0 or more and less than 1 (default 0).
-    `interrupt`: what becomes of a client that goes offline. `session` (default): it is lost when its session ends;
-    `end`: it is lost if it is not online when it would finish; `never`: it finishes.
-    `work`: how much of its local work a client does, by a name in the table LOCAL_WORK (default full).
-    `examples`: what the time of computing depends on: the `real` numbers of examples in the batches (default), or
-    `nominal`, batches that are all full.
-    `scale`: what the time of computing is multiplied by, more than 0, for another model than the one that was timed
-    (default 1).
-    `server`: the virtual seconds of aggregation and evaluation in a round, 0 or more (default 0).
-    `needs`: the bytes of memory that a client needs, in multiples of the bytes of the model, 0 or more (default 4).
+    No bit of the model depends on real time.
     """
 
     devices: Any = "lognormal"
+    """How fast clients compute and transfer, by a name in the table DEVICES, or a name with arguments as in {name:
+    lognormal, compute: 80, sigma: 0.8}."""
     availability: Any = "always"
+    """When clients are online, by a name in the table AVAILABILITIES."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    """The probability that a client is lost during a visit, 0 or more and less than 1."""
     interrupt: Literal["session", "end", "never"] = "session"
+    """What becomes of a client that goes offline. `session` (default): it is lost when its session ends; `end`: it is
+    lost if it is not online when it would finish; `never`: it finishes."""
     work: Any = "full"
+    """How much of its local work a client does, by a name in the table LOCAL_WORK."""
     examples: Literal["real", "nominal"] = "real"
+    """What the time of computing depends on: the `real` numbers of examples in the batches (default), or `nominal`,
+    batches that are all full."""
     scale: float = Field(default=1.0, gt=0)
+    """What the time of computing is multiplied by, more than 0, for another model than the one that was timed."""
     server: float = Field(default=0.0, ge=0)
+    """The virtual seconds of aggregation and evaluation in a round, 0 or more."""
     needs: float = Field(default=4.0, ge=0)
+    """The bytes of memory that a client needs, in multiples of the bytes of the model, 0 or more."""
 
     @field_validator("devices", "availability", "work")
     @classmethod
@@ -695,36 +683,39 @@ PARTS = ("workload", "method", "aggregate", "attack")
 
 
 class Experiment(Section):
-    """One run, completely described.
-
-    `seed`: the seed that all random draws follow from, 0 to 2^63 - 1 (default 0).
-    `name`: a name for trackers and reports (default: none; the command line takes the name of the file).
-    `plugins`: paths of .py files or names of modules with the user's own parts; one string or a list (default: none).
-    `workload`: data, model and loss. `method`: the federated algorithm. Both are a name, a name with arguments as in
-    {name: digits, model: mlp}, or in Python an object that is already built. Both are required.
-    `aggregate`: the rule that makes one message of those of a cohort, by its name in the table AGGREGATORS, or a name
-    with arguments as in {name: multi_krum, f: 4, before: [nnm]} (default mean).
-    `attack`: what Byzantine clients do and who they are, as in {name: ipm, share: 0.2}, by its name in the table
-    ATTACKS (default: none).
-    `privacy`: client-level differential privacy, see `Privacy` (default: none).
-    `systems`: the clients' devices in virtual time, see `Systems` (default: none, and no virtual clock).
-    `federation`, `engine`, `evaluate`, `checkpoint`, `tracking`: see the sections of the same names.
-    """
+    """One run, completely described."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
+    """The seed that all random draws follow from, 0 to 2^63 - 1."""
     name: str = ""
+    """A name for trackers and reports (default: none; the command line takes the name of the file)."""
     plugins: tuple[str, ...] = ()
+    """Paths of .py files or names of modules with the user's own parts; one string or a list (default: none)."""
     workload: Any
+    """Data, model and loss: a name, a name with arguments as in {name: digits, model: mlp}, or in Python an object that
+    is already built."""
     method: Any
+    """The federated algorithm, in the same forms."""
     aggregate: Any = "mean"
+    """The rule that makes one message of those of a cohort, by its name in the table AGGREGATORS, or a name with
+    arguments as in {name: multi_krum, f: 4, before: [nnm]}."""
     attack: Any = None
+    """What Byzantine clients do and who they are, as in {name: ipm, share: 0.2}, by its name in the table ATTACKS
+    (default: none)."""
     federation: Federation = Field(default_factory=lambda: Federation.model_validate({}))
+    """Who is trained, how often, and how the results are averaged."""
     engine: Engine = Field(default_factory=Engine)
+    """How and where the run is computed."""
     privacy: Privacy | None = None
+    """Client-level differential privacy, see `Privacy` (default: none)."""
     systems: Systems | None = None
+    """The clients' devices in virtual time, see `Systems` (default: none, and no virtual clock)."""
     evaluate: Evaluate = Field(default_factory=Evaluate)
+    """When and on which rows the model is evaluated."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    """When the run can be resumed, and from where."""
     tracking: Tracking = Field(default_factory=Tracking)
+    """Where the records of the run are written in addition to its folder."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
@@ -952,17 +943,24 @@ def _sentences(error: ValidationError, section: type[BaseModel] | None = None) -
     return "; ".join(dict.fromkeys(_sentence(each, section or Experiment) for each in error.errors()))
 
 
+TAGS: dict[str, Any] = {
+    "pace of rounds": Pace,
+    "asynchronous pace": Asynchronous,
+    "list of groups": WorkerGroup,
+    **dict.fromkeys(("number", "auto", "int", "constrained-float", "literal['auto']")),
+}
+"""The forms of settings that have several, as pydantic names them within the place of an error, and their sections."""
+
+
 def _sentence(error: Any, section: type[BaseModel]) -> str:
     """The message for one validation error of pydantic."""
-    tags = ("literal[", "tuple[", "function-")
-    path = [str(part) for part in error["loc"] if part != "int" and not str(part).startswith(tags)]
+    path = [str(part) for part in error["loc"] if part not in TAGS]
     key = ".".join(path)
     if key in RENAMED:
         return f"{key} is called {RENAMED[key]} now, got {error['input']!r}; write {RENAMED[key]}"
     if error["type"] == "extra_forbidden":
-        asynchronous = "literal[asynchronous" in error["loc"]
-        kind = " of an asynchronous pace" if asynchronous else ""
-        return f"{key} is not a key{kind}; {nearest(path[-1], _keys(path[:-1], section, asynchronous))}"
+        kind = " of an asynchronous pace" if "asynchronous pace" in error["loc"] else ""
+        return f"{key} is not a key{kind}; {nearest(path[-1], _keys(error['loc'][:-1], section))}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     if error["type"] == "missing":
         return f"{key} is missing; add {key}: {{name: …}}"
@@ -977,12 +975,13 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
     return f"{key} {message}, got {error['input']!r}"
 
 
-def _keys(path: list[str], section: type[BaseModel], asynchronous: bool) -> list[str]:
-    """The valid keys of the section with this path in another section. asynchronous: whether a pace is."""
+def _keys(place: Sequence[Any], section: type[BaseModel]) -> list[str]:
+    """The valid keys of the section at the place of an error in another section."""
     model: Any = section
-    if path[-1:] == ["pace"]:
-        return list((Asynchronous if asynchronous else Pace).model_fields)
-    for part in path:
-        model = WorkerGroup if part.isdigit() or part == "workers" else model.model_fields[part].annotation
-        model = next((option for option in get_args(model) if option is not type(None)), model)
+    for part in place:
+        if part in TAGS:
+            model = TAGS[part]
+        elif not isinstance(part, int):
+            found = model.model_fields[part].annotation
+            model = next((option for option in get_args(found) if option is not type(None)), found)
     return list(model.model_fields)

@@ -1,10 +1,8 @@
-"""The page of all configuration keys: type, range, default and meaning come from the schema and its docstrings."""
+"""The page of all configuration keys: type, range, default and meaning come from the schema."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -30,7 +28,7 @@ from fedfleet.tune.search.plan import Search
 from fedfleet.tune.study.spec import Study
 
 from .annotations import in_words
-from .text import explained, sentence, table
+from .text import table
 
 HEAD = """\
 # Configuration keys
@@ -153,8 +151,7 @@ def rows(found: Iterable[Key]) -> str:
 
 
 def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """All keys of a section and of the sections inside it. Raises KeyError if a docstring leaves one out."""
-    said = explained(inspect.getdoc(section) or "", section.model_fields)
+    """All keys of a section and of the sections inside it. Raises ValueError for a key without a description."""
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -168,17 +165,19 @@ def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
             ", ".join([in_words(inner), *bounds(field.metadata)]),
             default,
             field.is_required(),
-            meaning(said[name]),
+            meaning(field.description or "", prefix + name),
         )
 
 
-def meaning(words: str) -> str:
-    """What a docstring says of a key, without the default, which has a column of its own."""
+def meaning(words: str, key: str) -> str:
+    """The description of a key, with links to the tables of other sections."""
+    if not words:
+        raise ValueError(f"{key} has no description: write a text below it")
     words = words.replace("see `Pace`", "see [the pace of rounds](#the-pace-of-rounds)")
     asynchronous = "see [its keys](#the-pace-of-an-asynchronous-run)"
     words = words.replace("see `Asynchronous`", asynchronous)
     words = words.replace("see `WorkerGroup`", "see [a group of workers](#a-group-of-workers)")
-    return sentence(re.sub(r" \(default [^():]+\)", "", words))
+    return words
 
 
 def bounds(limits: Iterable[Any]) -> Iterator[str]:

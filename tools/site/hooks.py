@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path, and not as a part of the package `tools`
 
 from fedfleet.engine.config.registry import Registry  # noqa: E402
+from fedfleet.engine.config.schema import Experiment  # noqa: E402
 from tools.site import charts, commands, configuration, identities, measured, methods, parts, record  # noqa: E402
 
 METHODS = "reference/methods/"
@@ -92,6 +94,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def generated() -> Iterator[tuple[str, str]]:
     """(path below docs/, content) of everything that is made from the code."""
     yield "reference/configuration.md", configuration.page()
+    yield "reference/experiment.schema.json", json.dumps(Experiment.model_json_schema(), indent=1)
     yield "reference/commands.md", commands.page()
     yield "reference/record.md", record.page()
     yield "reference/identities.md", identities.page()

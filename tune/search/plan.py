@@ -32,49 +32,47 @@ MODES_OF: dict[str, str] = {word.upper(): mode for mode, word in MODES.items()}
 
 
 class Search(Section):
-    """The section `search`.
-
-    `objectives`: what is searched for, a column of rounds.parquet, or `bytes` or `seconds` of the whole run, each with
-    `max` or `min` (default: the largest eval/accuracy).
-    `last`: the number of last evaluated rounds whose mean is the value of a trial, at least 1 (default 1).
-    `sampler`: the algorithm that proposes values; `auto` (default) is grid if all ranges are grids, else tpe.
-    `trials`: the number of trials (default: all points of a grid, else 20).
-    `seed`: the seed of the sampler, 0 or more (default 0).
-    `pruner`: which trials that lag behind end early: `asha` (asynchronous successive halving), `median`, or `none`
-    (default).
-    `grace`: the number of rounds of a trial before it may be pruned, at least 1 (default 1).
-    `reduction`: with asha, the best of every so many trials continues at each rung, at least 2 (default 3).
-    `concurrent`: the number of simultaneous trials; `auto` (default): as many as fit, and with `together` all trials of
-    a grid or of random, and a quarter of them with samplers that learn from earlier ones, but at most 64 in a process.
-    `together`: whether trials share processes of this machine, and with them the data, and train their clients
-    together: true, false or `auto` (default), which is true without worker processes, GPUs and a cluster, and if no
-    objective is `seconds`.
-    `workers`: the number of worker processes of a trial; 0 (default): a trial runs in its own process, on `engine.cpus`
-    and `engine.gpus`.
-    `storage`: Optuna's storage, the URL of a database; `auto` (default): `search.db` in the folder of the search.
-    `study`: the name of the study in the storage (default: the name of the experiment and the id of the search).
-    `start`: points to try first, as in [{method.rule.lr: 0.1}].
-    `warm_start`: earlier searches over the same ranges with the same objectives, from whose finished trials the sampler
-    and the pruner learn: their folders, or URLs of Optuna storages (URL#STUDY if one has several studies).
-    `keep_models`: whether every trial's final model is kept in its folder (default false).
-    """
+    """The section `search`."""
 
     objectives: dict[str, Literal["max", "min"]] = Field(default_factory=lambda: {"eval/accuracy": "max"})
+    """What is searched for, a column of rounds.parquet, or `bytes` or `seconds` of the whole run, each with `max` or
+    `min` (default: the largest eval/accuracy)."""
     last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """The number of last evaluated rounds whose mean is the value of a trial, at least 1."""
     sampler: Literal["auto", "tpe", "random", "cmaes", "grid"] = "auto"
+    """The algorithm that proposes values; `auto` (default) is grid if all ranges are grids, else tpe."""
     trials: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The number of trials (default: all points of a grid, else 20)."""
     seed: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    """The seed of the sampler, 0 or more."""
     pruner: Literal["none", "asha", "median"] = "none"
+    """Which trials that lag behind end early: `asha` (asynchronous successive halving), `median`, or `none` (default).
+    """
     grace: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """The number of rounds of a trial before it may be pruned, at least 1."""
     reduction: int = Field(default=3, ge=2, le=LARGEST_COUNT)
+    """With asha, the best of every so many trials continues at each rung, at least 2."""
     concurrent: int | Literal["auto"] = "auto"
+    """The number of simultaneous trials; `auto` (default): as many as fit, and with `together` all trials of a grid or
+    of random, and a quarter of them with samplers that learn from earlier ones, but at most 64 in a process."""
     together: Literal["auto"] | bool = "auto"
+    """Whether trials share processes of this machine, and with them the data, and train their clients together: true,
+    false or `auto` (default), which is true without worker processes, GPUs and a cluster, and if no objective is
+    `seconds`."""
     workers: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    """The number of worker processes of a trial; 0 (default): a trial runs in its own process, on `engine.cpus` and
+    `engine.gpus`."""
     storage: str = "auto"
+    """Optuna's storage, the URL of a database; `auto` (default): `search.db` in the folder of the search."""
     study: str = ""
+    """The name of the study in the storage (default: the name of the experiment and the id of the search)."""
     start: tuple[dict[str, Any], ...] = ()
+    """Points to try first, as in [{method.rule.lr: 0.1}]."""
     warm_start: tuple[str, ...] = ()
+    """Earlier searches over the same ranges with the same objectives, from whose finished trials the sampler and the
+    pruner learn: their folders, or URLs of Optuna storages (URL#STUDY if one has several studies)."""
     keep_models: bool = False
+    """Whether every trial's final model is kept in its folder."""
 
     @field_validator("objectives")
     @classmethod

@@ -32,31 +32,29 @@ QUIET = ("tracking.", "experiment.engine.", "experiment.checkpoint.", "reduced."
 
 
 class Tune(Section):
-    """The section `tune`.
-
-    `each`: for what the best point of the grids is chosen: `cell`, for every method, level and seed, as most papers do;
-    `level`, for all seeds of a level together; `once`, for all levels and seeds together; or `none` (default), the
-    first value of every grid, without trials.
-    `metric`: the column of rounds.parquet that decides (default: that of the report).
-    `best`: whether larger (`max`) or smaller (`min`) values of it are better. `auto` (default) is `report.best` if that
-    is given, and otherwise follows from the metric in the same way.
-    `last`: the number of last evaluations whose mean decides, at least 1 (default 1).
-    `rounds`: the number of rounds of a trial (default: that of the study). `reduced` makes it smaller, too.
-    `seeds`: the seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default:
-    those of the study).
-    `trials`: the number of trials for methods with ranges instead of grids, at least 1 (default 20).
-    `together`: whether cells and trials share processes of this machine, and with them the data, and train their
-    clients together: true, false or `auto` (default), which is true without GPUs and a cluster.
-    """
+    """The section `tune`."""
 
     each: Literal["none", "cell", "level", "once"] = "none"
+    """For what the best point of the grids is chosen: `cell`, for every method, level and seed, as most papers do;
+    `level`, for all seeds of a level together; `once`, for all levels and seeds together; or `none` (default), the
+    first value of every grid, without trials."""
     metric: str | None = None
+    """The column of rounds.parquet that decides (default: that of the report)."""
     best: Literal["auto", "max", "min"] = "auto"
+    """Whether larger (`max`) or smaller (`min`) values of it are better. `auto` (default) is `report.best` if that is
+    given, and otherwise follows from the metric in the same way."""
     last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """The number of last evaluations whose mean decides, at least 1."""
     rounds: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The number of rounds of a trial (default: that of the study). `reduced` makes it smaller, too."""
     seeds: tuple[int, ...] | None = None
+    """The seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default: those of
+    the study)."""
     trials: int = Field(default=20, ge=1, le=LARGEST_COUNT)
+    """The number of trials for methods with ranges instead of grids, at least 1."""
     together: Literal["auto"] | bool = "auto"
+    """Whether cells and trials share processes of this machine, and with them the data, and train their clients
+    together: true, false or `auto` (default), which is true without GPUs and a cluster."""
 
     def final(self, values: NDArray[np.float64]) -> float:
         """The value of a trial with these evaluations, at least one."""
@@ -71,26 +69,24 @@ def better(metric: Any, lower: Iterable[str] = ()) -> Literal["max", "min"]:
 
 
 class Report(Section):
-    """The section `report`.
-
-    `metric`: a column of rounds.parquet (default eval/accuracy).
-    `best`: whether larger (`max`) or smaller (`min`) values are better. `auto` (default) is `min` for the metrics that
-    the workload names in `lower` and for those whose name ends in loss, else `max`.
-    `last`: the number of last evaluations whose mean is the final value, at least 1 (default 1).
-    `best_round`: whether the final value is that of the run's best evaluation, as in papers that report the best round,
-    in place of the mean of the last ones (default false). It is higher the more evaluations there are.
-    `targets`: values of the metric for which the report has the rounds, bytes and seconds to reach them.
-    `level_axis`: the axis that is drawn from left to right (default: the last one).
-    `log`: whether the metric is drawn on a logarithmic scale (default false).
-    """
+    """The section `report`."""
 
     metric: str = "eval/accuracy"
+    """A column of rounds.parquet."""
     best: Literal["auto", "max", "min"] = "auto"
+    """Whether larger (`max`) or smaller (`min`) values are better. `auto` (default) is `min` for the metrics that the
+    workload names in `lower` and for those whose name ends in loss, else `max`."""
     last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """The number of last evaluations whose mean is the final value, at least 1."""
     best_round: bool = False
+    """Whether the final value is that of the run's best evaluation, as in papers that report the best round, in place
+    of the mean of the last ones. It is higher the more evaluations there are."""
     targets: tuple[float, ...] = ()
+    """Values of the metric for which the report has the rounds, bytes and seconds to reach them."""
     level_axis: str | None = None
+    """The axis that is drawn from left to right (default: the last one)."""
     log: bool = False
+    """Whether the metric is drawn on a logarithmic scale."""
 
     @model_validator(mode="after")
     def _one_value(self) -> Report:
@@ -106,76 +102,68 @@ class Report(Section):
 
 
 class Published(Section):
-    """The section `published`: the paper's numbers.
-
-    `source`: the source of the numbers.
-    `values`: the numbers, method -> level -> number, in the unit of the report's tables (per cent for accuracies).
-    `settings`: the best settings as text, method -> level -> text.
-    `claims`: sentences on figures that have no numbers.
-    """
+    """The section `published`: the paper's numbers."""
 
     source: str = ""
+    """The source of the numbers."""
     values: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """The numbers, method -> level -> number, in the unit of the report's tables (per cent for accuracies)."""
     settings: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """The best settings as text, method -> level -> text."""
     claims: tuple[str, ...] = ()
+    """Sentences on figures that have no numbers."""
 
 
 class Reduced(Section):
-    """The section `reduced`, which makes a study smaller.
-
-    `scale`: the factor of the rounds, of those of trials and of the rounds between evaluations, as `--scale` sets it.
-    `rounds`: the number of rounds, as `--rounds` sets it. Those of trials shrink in proportion.
-    `clients`: the number of clients, as `--clients` sets it. The cohort shrinks in proportion.
-    """
+    """The section `reduced`, which makes a study smaller."""
 
     scale: float = Field(default=1.0, gt=0)
+    """The factor of the rounds, of those of trials and of the rounds between evaluations, as `--scale` sets it."""
     rounds: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The number of rounds, as `--rounds` sets it. Those of trials shrink in proportion."""
     clients: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The number of clients, as `--clients` sets it. The cohort shrinks in proportion."""
 
 
 class StudyTracking(Section):
-    """The section `tracking`.
-
-    `uri`: the MLflow store, as in an experiment (default auto).
-    `experiment`: the name of the experiment in MLflow (default: the name of the study).
-    `system`: whether the load of this machine is recorded in the run of the study in MLflow (default false).
-    """
+    """The section `tracking`."""
 
     uri: str = "auto"
+    """The MLflow store, as in an experiment."""
     experiment: str | None = None
+    """The name of the experiment in MLflow (default: the name of the study)."""
     system: bool = False
+    """Whether the load of this machine is recorded in the run of the study in MLflow."""
 
 
 class Study(Section):
-    """A study: every combination of a method, a level and a seed is a cell, which is one run.
-
-    `name`: a name for folders and trackers (default: the name of the file).
-    `title`: the title of the report.
-    `paper`: the paper that the study is from.
-    `plugins`: plug-ins, as in an experiment.
-    `experiment`: the base of all cells, keys of an experiment or the name of a shipped one. The study sets its `seed`,
-    `method`, `tracking` and backend.
-    `methods`: the methods of the study, label -> a mapping or a bare name, in the order of the report.
-    `axes`: the axes, whose levels are combined: name -> {key, values}, or label -> overrides. One of them may have
-    `fork: ROUND`: its levels are then forks, after that round, of the cells of its level without overrides.
-    `seeds`: the seeds; each determines the partition of the data, the initial model and all draws.
-    `notes`: differences from the file, which the report lists; the command line fills them in.
-    """
+    """A study: every combination of a method, a level and a seed is a cell, which is one run."""
 
     name: str
+    """A name for folders and trackers (default: the name of the file)."""
     title: str = ""
+    """The title of the report."""
     paper: str = ""
+    """The paper that the study is from."""
     plugins: tuple[str, ...] = ()
+    """Plug-ins, as in an experiment."""
     experiment: dict[str, Any]
+    """The base of all cells, keys of an experiment or the name of a shipped one. The study sets its `seed`, `method`,
+    `tracking` and backend."""
     methods: dict[str, dict[str, Any]] = Field(min_length=1)
+    """The methods of the study, label -> a mapping or a bare name, in the order of the report."""
     axes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """The axes, whose levels are combined: name -> {key, values}, or label -> overrides. One of them may have `fork:
+    ROUND`: its levels are then forks, after that round, of the cells of its level without overrides."""
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    """The seeds; each determines the partition of the data, the initial model and all draws."""
     tune: Tune = Tune()
     report: Report = Report()
     published: Published = Published()
     tracking: StudyTracking = StudyTracking()
     reduced: Reduced = Reduced()
     notes: tuple[str, ...] = ()
+    """Differences from the file, which the report lists; the command line fills them in."""
 
     @property
     def deciding(self) -> str:
