@@ -151,7 +151,8 @@ class Forgery:
             gram = combined_gram(sends, self.passes.grams()[number])
             norms2 = np.maximum(np.diagonal(gram)[: len(everyone)], 0.0)
             more = {"sends": sends, "inner_products": gram, "compares": is_pairwise(rule)}
-            stored = Imagined(norms2=norms2, passes=self.passes, number=number, **more)
+            most = rule.most_places(about["length"])
+            stored = Imagined(norms2=norms2, passes=self.passes, number=number, most_places=most, **more)
             x = Messages(stored=stored, **about, weights=weights, f=f, state=self.state.rule[number])
             return stored.distance(answer_of(rule, x, self.collected.full_cohort), mean)
 

@@ -104,8 +104,8 @@ class Defence:
         sound, byzantine = self.sound[:, number], self.cohort.byzantine
         f = max(0, self.collected.faults(len(byzantine), int(byzantine.sum())) - int((~sound).sum()))
         norms2, extra = self.norms2[sound, number], 1 if self.rule.extra else 0
-        stored = StoredRows(norms2=norms2, passes=self.passes, number=number, extra=extra)
-        about = self.collected.about(self.vectors[number])
+        about, most = self.collected.about(self.vectors[number]), self.rule.most_places(self.vectors[number].length)
+        stored = StoredRows(norms2=norms2, passes=self.passes, number=number, extra=extra, most_places=most)
         x = Messages(stored=stored, **about, weights=weights, f=f, state=self.state.rule[number])
         return answer_of(self.rule, x, self.collected.full_cohort)
 

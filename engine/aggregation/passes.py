@@ -20,6 +20,7 @@ from torch import Tensor
 from ...algorithms.aggregation.contract import Stage
 from ...algorithms.aggregation.messages import Stored
 from ...algorithms.attacks.contract import Columns, Plan
+from ..errors import MethodFailed
 from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
 from .message_rows import MessageRows
 from .sorting import sort_columns
@@ -286,11 +287,12 @@ class Passes:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StoredRows(Stored):
     """Messages that lie in rows of files. passes: the rows of all vectors. number: of the vector. extra: the number of
-    rows behind those of the messages that are shown."""
+    rows behind those of the messages that are shown. most_places: the most coordinates that results have room for."""
 
     passes: Passes
     number: int
     extra: int = 0
+    most_places: int = 0
 
     @property
     def rows(self) -> np.ndarray:
@@ -310,6 +312,11 @@ class StoredRows(Stored):
         return matrix
 
     def values(self, places: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
+        if len(places) > self.most_places:
+            raise MethodFailed(
+                f"round {self.passes.round}: a part of the stage looks at {len(places):,} coordinates at once, got "
+                f"most_places={self.most_places:,}; have Aggregator.most_places return as many"
+            )
         work = partial(values, rows=self.rows, matrix=self.of_rows(matrix), places=places)
         return np.concatenate(self.passes.at("values", self.number, work, places), axis=1)
 
