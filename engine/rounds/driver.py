@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,19 +18,17 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
-from ..accelerators.notes import notes_in
 from ..aggregation.collected import StageState
 from ..aggregation.defence import Aggregated
 from ..aggregation.message_rows import make_rows
-from ..aggregation.passes import PassTask
 from ..aggregation.planning import largest_cohort, row_files
 from ..aggregation.stage import StageRunner
 from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory
-from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, tree_shape
+from ..cohorts.tasks import ClientTask, TrainingTask
 from ..config.network import wider_than
 from ..errors import BlockTooLarge, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
-from ..fleet.asynchronous import planner_of
+from ..fleet.asynchronous import AsynchronousPlanner, planner_of
 from ..fleet.planner import Planner, PlanState, Update
 from ..memory import available_memory
 from ..method_form.state_spec import StateSpec, traffic_columns
@@ -39,8 +36,7 @@ from ..planning.execution_plan import write_plan
 from ..records.history import UNTRAINED, Event, History, Record
 from ..records.lineage import lineage_of
 from ..records.per_client import write_clients
-from ..reduction.round_totals import RoundTotals, reduce_in_order
-from ..reduction.tree import TaskResult
+from ..reduction.round_totals import RoundTotals
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.checkpoint import Checkpoints
 from ..state.checkpoint_store import Snapshot
@@ -59,7 +55,8 @@ from ..state.row_files import remove_files
 from ..state.table import Table
 from ..user_code import plugin_errors
 from .divergence import check, growth_limit
-from .pool import Phase, Pool
+from .phases import Phases
+from .pool import Pool
 from .retry import Retry
 from .stream import Stream
 from .training import Training
@@ -96,10 +93,9 @@ class Driver:
         self.limit = growth_limit(x)
         self.parameters = x.flat.numel()
         self.planner = self._planner()
-        self.stage = StageRunner(run_spec, self._run_pass)
+        self.phases = Phases(self.log)
+        self.stage = StageRunner(run_spec, self.phases.run_pass)
         self._begin()
-        self.version = 0  # of the last broadcast
-        self.notes: set[str] = set()  # of workers, that the log has
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         if run_spec.frozen:
             self.log(f"frozen, neither trained nor sent: {run_spec.frozen_text}")
@@ -113,6 +109,7 @@ class Driver:
         self.checkpoint_seconds = checkpoint_seconds(run_spec)
         self.last_checkpoint = time.monotonic()  # or the start of the run
         self.by_time: set[int] = set()  # rounds whose checkpoints were written because of the time
+        self.training = self._training()
         if self.checkpoints is not None and run_spec.resume:
             self._resume(self.checkpoints)
         reserve_disk(run_spec, pytree.tree_leaves((self.server, self.stage_state)))
@@ -123,7 +120,6 @@ class Driver:
         self.server = self.run_spec.method().server_init(self.run_spec.initial_model())
         self.stage_state = self.stage.init(self.state_spec)
         self.plan_state = self.planner.start()
-        self.training = training_of(self)
         self.visits = np.zeros(self.federation.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.federation.rounds)
@@ -141,6 +137,7 @@ class Driver:
         on_failure = self.run_spec.experiment.engine.on_failure
         at_once = self.run_spec.experiment.engine.vectorise
         self.retry = Retry(self.pool, on_failure, self.log, lambda: self.run_spec.memory_remedy(), at_once)
+        self.phases.start(self.retry)
 
     def log(self, line: str) -> None:
         """Add a line to the log of the run."""
@@ -312,7 +309,8 @@ class Driver:
     ) -> tuple[Aggregated, RoundTotals, Round]:
         """The results of an update: (the mean message, or what the rule of aggregation gives in its place; the totals;
         the round). Parameters and errors: see `Training.totals`."""
-        totals = self.training.totals(method, state_spec, number, update)
+        meanwhile = partial(self._prepare, number)
+        totals = self.training.totals(method, state_spec, self.server, number, update, meanwhile)
         if self.stage.rule.extra == "trusted":
             self._train_on_trusted(method, number)
         count, divisor = len(update.clients) - len(totals.dropped), update.divisor
@@ -322,24 +320,13 @@ class Driver:
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
         aggregated = self.stage.aggregate(state_spec, state, round, update.clients, update.weights, totals)
         for note in aggregated.notes:
-            self._tell_once(number, note, "aggregate")
+            self.phases.tell_once(number, note, "aggregate")
         return aggregated, totals, round
 
     def _losses(self, number: int, clients: np.ndarray, rows: int | None) -> np.ndarray:
         """(c,) the losses of the model on rows of these clients (c,), see `LossProbe`. number: of the round."""
         tasks = loss_probes(self.data.client_index, clients, rows, number, self.run_spec.experiment.evaluate.batch)
-        return self.run("evaluate", tasks, self.model().flat).clients["loss"]
-
-    def tell_notes(self, number: int, facts: Mapping[str, float]) -> None:
-        """Log what workers found on their devices, each sentence once. facts: of a task or of a round."""
-        for note in notes_in(facts):
-            self._tell_once(number, note, note)
-
-    def _tell_once(self, number: int, note: str, kind: str) -> None:
-        """Log a sentence on a round, unless the log has one of this kind."""
-        if kind not in self.notes:
-            self.notes.add(kind)
-            self.log(f"round {number}: {note}")
+        return self._run("evaluate", tasks, self.model().flat).clients["loss"]
 
     def _train_on_trusted(self, method: Algorithm, number: int) -> None:
         """Have a worker train on the server's trusted examples, as client number N without a state. Its message becomes
@@ -347,17 +334,9 @@ class Driver:
         server, nowhere = np.array([self.federation.clients]), np.array([-1])
         columns = (np.array([max(0, number - 1)]), np.ones(1), nowhere, nowhere, np.array([self.stage.extra_row]))
         task = TrainingTask(ClientTask(0, server, (1,)), number, number == 0, *columns)
-        self.run("train", [task], method.broadcast(self.server))
+        self._run("train", [task], method.broadcast(self.server))
 
-    def _run_pass(self, tasks: Sequence[PassTask]) -> Iterator[TaskResult]:
-        """Run a pass over the messages of the round."""
-        self.version += 1
-        phase = Phase("aggregate", tasks, Broadcast(self.version, []), tree_shape(tasks))
-        for result in self.retry.run(phase):
-            assert isinstance(result, TaskResult)
-            yield result
-
-    def prepare(self, number: int) -> None:
+    def _prepare(self, number: int) -> None:
         """What the driver does while workers train round `number`: results that are needed later are remembered."""
         self.planner.ahead(number + 1)
         self._epsilon(number)
@@ -366,16 +345,10 @@ class Driver:
         """The column of a private run that says what the rounds up to this one cost."""
         return {} if self.run_spec.privacy is None or not number else self.run_spec.privacy.columns(number)
 
-    def run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
-        """Run the tasks of a phase that read `state`, and add up their results; meanwhile: see `Retry.run`."""
+    def _run(self, call: Any, tasks: list[Any], state: Any) -> RoundTotals:
+        """The results of a phase besides those of updates, see `Phases.run`."""
         self.training.pause()
-        self.version += 1
-        broadcast = Broadcast(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
-        empty = [isinstance(task, TrainingTask) and not len(task.clients) for task in tasks]  # all of them are silent
-        work = [task for task, nobody in zip(tasks, empty, strict=True) if not nobody]
-        results = [TaskResult.nothing(task, ()) for task, nobody in zip(tasks, empty, strict=True) if nobody]
-        phase = Phase(call, work, broadcast, tree_shape(tasks))
-        return reduce_in_order(phase.shape, chain(results, self.retry.run(phase, meanwhile)))
+        return self.phases.run(call, tasks, state)
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int, after: PlanState) -> bool:
@@ -391,7 +364,7 @@ class Driver:
     def _evaluate(self, x: Tree) -> Record:
         """The columns of an evaluation of the model x."""
         evaluate = self.run_spec.experiment.evaluate
-        run = partial(self.run, "evaluate", state=x.flat)
+        run = partial(self._run, "evaluate", state=x.flat)
         record = evaluation_columns(self.run_spec.workload, evaluate, self.data.test_rows, self.data.client_index, run)
         if lost := [name for name, value in record.items() if math.isnan(value)]:
             self.log(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
@@ -466,7 +439,8 @@ class Driver:
             self.checkpoints.pinned.clear()
             return self._resume(self.checkpoints)
         self.log("there is no checkpoint yet (checkpoint.every, checkpoint.seconds): the run begins again")
-        return self._begin()
+        self._begin()
+        self.training = self._training()
 
     def _halve_blocks(self, why: BlockTooLarge) -> None:
         """Go on with blocks of half the size, as if the run had begun with them.
@@ -492,11 +466,19 @@ class Driver:
         self.planner = self._planner()
         self.table.clear()
         self._begin()
+        self.training = self._training()
         write_plan(self.run_spec, f"halved, because the memory of the device ran out with blocks of {plan.block}")
 
     def _planner(self) -> Planner:
         block = self.run_spec.block(self.parameters)
         return planner_of(self.run_spec, self.state_spec, self.data.client_index, block)
+
+    def _training(self) -> Training:
+        """What gets the results of updates, from the committed state on."""
+        parts = (self.phases, self.stage, self.table, self.visits)
+        if isinstance(self.planner, AsynchronousPlanner):
+            return Stream(*parts, self.planner, self.state_spec, self.checkpoints is not None)
+        return Training(*parts)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
         """Take the state of the newest sound checkpoint. Raises ConfigError if it cannot be used."""
@@ -515,12 +497,7 @@ class Driver:
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
         if self.run_spec.privacy is not None:
             self.run_spec.privacy.continue_with(float(self.stage_state.noise.multiplier))
-        self.training = training_of(self)
-        self.training.restore(in_flight)
+        self.training = self._training()
+        self.training.restore(self.round, in_flight)
         self.log(f"resumes after round {self.round}")
         self._save()  # a checkpoint of its own, if this one was a copy
-
-
-def training_of(driver: Driver) -> Training:
-    """How the workers of a run train."""
-    return (Training if driver.federation.pace.versions == 1 else Stream)(driver)

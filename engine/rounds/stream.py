@@ -15,16 +15,17 @@ from __future__ import annotations
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm
+from ...algorithms.contract import Algorithm, Server
+from ..aggregation.stage import StageRunner
 from ..cohorts.tasks import (
     MOST_TASKS,
     Broadcast,
@@ -34,7 +35,6 @@ from ..cohorts.tasks import (
     plan_tasks,
     tree_shape,
 )
-from ..config.schema import Asynchronous
 from ..errors import ClientFailed
 from ..fleet.asynchronous import AsynchronousPlanner
 from ..fleet.planner import Update
@@ -43,11 +43,10 @@ from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import FACTS, added
 from ..reduction.round_totals import TIMES, RoundTotals
 from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
+from ..state.table import Table
+from .phases import Phases
 from .pool import Phase
 from .training import Training
-
-if TYPE_CHECKING:
-    from .driver import Driver
 
 WEIGHT = FACTS.index("weight")
 
@@ -133,26 +132,31 @@ class Stream(Training):
     It begins after the last committed update; jobs that were in flight then run again if an update needs them.
     """
 
-    def __init__(self, driver: Driver) -> None:
-        super().__init__(driver)
-        pace, planner, federation = driver.federation.pace, driver.planner, driver.federation
-        assert isinstance(pace, Asynchronous)
-        assert isinstance(planner, AsynchronousPlanner)
-        self.pace, self.planner, self.federation = pace, planner, federation
-        self.state_spec, self.removed = driver.state_spec, frozenset(federation.without)
-        self.keeps_nothing = not pytree.tree_leaves(driver.state_spec.client)
-        self.has_origins = pace.base == "current" or driver.state_spec.statistics > 0
+    def __init__(
+        self, phases: Phases, stage: StageRunner, table: Table, visits: np.ndarray, planner: AsynchronousPlanner,
+        state_spec: StateSpec, keeps: bool,
+    ) -> None:  # fmt: skip
+        """keeps: whether the run has checkpoints. Other parameters: see `Training`."""
+        super().__init__(phases, stage, table, visits)
+        self.planner, self.state_spec, self.keeps, self.run_spec = planner, state_spec, keeps, planner.run_spec
+        self.pace, self.federation, self.number = planner.settings, planner.federation, 0  # of the last update
+        self.removed = frozenset(self.federation.without)
+        self.keeps_nothing = not pytree.tree_leaves(state_spec.client)
+        self.has_origins = self.pace.base == "current" or state_spec.statistics > 0
         """Whether sums of changes are made ones of changes of the newest model, or of its running statistics."""
         self.whole = planner.timeline.fleet.parts.work.whole  # whether every client does all of its local work
         self.waiting, self.settled = Waiting(), 0  # settled: all jobs of the versions below have been used
         self.running: Running | None = None
 
     # --- an update ----------------------------------------------------------------------------------------------------
-    def totals(self, method: Algorithm, state_spec: StateSpec, number: int, update: Update) -> RoundTotals:
+    def totals(
+        self, method: Algorithm, state_spec: StateSpec, server: Server, number: int, update: Update,
+        meanwhile: Callable[[], Any],
+    ) -> RoundTotals:  # fmt: skip
         if number == 0:
-            return super().totals(method, state_spec, number, update)
+            return super().totals(method, state_spec, server, number, update, meanwhile)
         waiting = self.waiting
-        self._publish(method)
+        self._publish(method, server)
         removed = {job for job in update.jobs if job.client in self.removed}
         waiting.dropped |= removed
         self._wait_for(update.jobs)
@@ -202,17 +206,15 @@ class Stream(Training):
         if version not in self.waiting.origins:
             return
         assert len(pytree.tree_leaves(state_spec.message.delta)) == 1
-        moved = (
-            (self.waiting.origins[version] - self.waiting.origins[self.driver.round]).to(torch.float64).cpu().numpy()
-        )
+        moved = (self.waiting.origins[version] - self.waiting.origins[self.number]).to(torch.float64).cpu().numpy()
         leaves[0][..., -moved.size :] += weight * moved
 
     # --- blocks -------------------------------------------------------------------------------------------------------
-    def _publish(self, method: Algorithm) -> None:
+    def _publish(self, method: Algorithm, server: Server) -> None:
         """Keep the broadcast of the newest version, and plan the blocks of all versions that have none."""
-        waiting, version = self.waiting, self.driver.round
+        waiting, version = self.waiting, self.number
         if version not in waiting.broadcasts:
-            public = method.broadcast(self.driver.server)
+            public = method.broadcast(server)
             waiting.broadcasts[version] = [leaf.cpu().numpy().copy() for leaf in pytree.tree_leaves(public)]
             if self.pace.base == "current":
                 waiting.origins[version] = method.origin(method.unpack(public)).flat.clone()
@@ -257,7 +259,7 @@ class Stream(Training):
 
     def _is_ahead(self, job: Job) -> bool:
         """Whether an update of this run that is yet to come uses the job."""
-        ahead = job.target is not None and self.driver.round < job.target <= self.driver.last_round
+        ahead = job.target is not None and self.number < job.target <= self.run_spec.last_round
         return ahead and job.client not in self.removed
 
     # --- running blocks -----------------------------------------------------------------------------------------------
@@ -271,13 +273,12 @@ class Stream(Training):
             missing.difference_update(self._next(self.running))
 
     def _begin_phase(self) -> Running:
-        self.driver.version += 1
-        running = Running(self.driver.version)
-        tasks = self._more(running, 1 if self.driver.pool.takes_more else MOST_TASKS)
+        running = Running(self.phases.next_version())
+        tasks = self._more(running, 1 if self.phases.pool.takes_more else MOST_TASKS)
         assert tasks
         more = partial(self._more, running)
         phase = Phase("train", tasks, running.broadcast, tree_shape(tasks), with_sums=True, more=more)
-        running.results = self.driver.retry.run(phase)
+        running.results = self.phases.retry.run(phase)
         return running
 
     def _next(self, running: Running) -> list[Job]:
@@ -339,7 +340,7 @@ class Stream(Training):
         return (
             before is None
             or self.keeps_nothing
-            or (before.target or 0) <= self.driver.round
+            or (before.target or 0) <= self.number
             or before in self.waiting.results
             or before in self.waiting.dropped
             or not self._is_ahead(job)
@@ -352,7 +353,7 @@ class Stream(Training):
         while before is not None and before in self.waiting.dropped:
             before = before.before
         found = None if before is None else self.waiting.results.get(before)
-        return int(self.driver.table.row[job.client]) if found is None else found.row
+        return int(self.table.row[job.client]) if found is None else found.row
 
     def _task(self, running: Running, group: Group, place: int) -> TrainingTask:
         """The task of some blocks. place: of their version's public state in the broadcast."""
@@ -362,7 +363,7 @@ class Stream(Training):
         targets = [job.target if used else UNUSED for job, used in zip(jobs, ahead, strict=True)]
         weights = [self._weight(job) if used else 1.0 for job, used in zip(jobs, ahead, strict=True)]
         read = [self._row(job) if used else -1 for job, used in zip(jobs, ahead, strict=True)]
-        write = self.driver.table.reserve_waiting(count)
+        write = self.table.reserve_waiting(count)
         task = ClientTask(running.count, np.array([job.client for job in jobs], dtype=np.int64), cuts)
         running.given[running.count] = group, write
         running.count += 1
@@ -379,7 +380,7 @@ class Stream(Training):
         """Keep the result of a task until its updates. rows: of its clients' new states."""
         waiting, found, jobs = self.waiting, result.clients, group.jobs
         waiting.unfinished[group.version] -= 1
-        kept = self.driver.pool.keep(result)
+        kept = self.phases.pool.keep(result)
         task = result.index if kept and kept is result.leaves else None
         sums = sums_by_target(result._replace(leaves=kept))
         for (block, update), leaves in sums.items():
@@ -398,9 +399,9 @@ class Stream(Training):
                 waiting.results[job] = ClientResult(int(rows[place]), digest, loss, norm2, int(steps))
                 free.discard(place)
         if free:
-            self.driver.table.release_waiting(rows[sorted(free)])
+            self.table.release_waiting(rows[sorted(free)])
         waiting.dropped.update(jobs[place] for place in absent)
-        self.driver.tell_notes(self.driver.round + 1, result.facts)
+        self.phases.tell_notes(self.number + 1, result.facts)
         for name in (*TIMES, "seconds"):
             waiting.spent[name] += result.facts.get(name, 0.0)
 
@@ -421,24 +422,25 @@ class Stream(Training):
                 kept[task] -= 1
                 if not kept[task]:
                     del kept[task]
-                    self.driver.pool.give_back(task)
+                    self.phases.pool.give_back(task)
 
     # --- the commit ---------------------------------------------------------------------------------------------------
     def commit(self, update: Update, totals: RoundTotals) -> None:
         """The rows of the clients' states have waited for the update."""
+        self.number += 1
         jobs = [job for job in update.jobs if job not in self.waiting.dropped]
         for some in without_repeats(jobs):
             results = [self.waiting.results.pop(job) for job in some]
             clients = np.array([job.client for job in some], dtype=np.int64)
-            self.driver.table.begin_update(clients, np.array([result.row for result in results], dtype=np.int64))
+            self.table.begin_update(clients, np.array([result.row for result in results], dtype=np.int64))
             digests = [result.digest for result in results if result.digest is not None]
-            self.driver.table.commit(np.stack(digests) if digests else None)
-            self.driver.visits[clients] += 1
+            self.table.commit(np.stack(digests) if digests else None)
+            self.visits[clients] += 1
         self._forget()
 
     def _forget(self) -> None:
         """Drop what no later update needs."""
-        waiting, number = self.waiting, self.driver.round
+        waiting, number = self.waiting, self.number
         self._give_back_sums(number)
         for version in [v for v in waiting.origins if v < number and not self._has_jobs_ahead(v)]:
             del waiting.origins[version]
@@ -453,14 +455,14 @@ class Stream(Training):
 
     def _keeps(self, version: int) -> bool:
         """Whether a checkpoint needs the broadcast of a version: not all of its jobs have been used."""
-        return self.driver.checkpoints is not None and self._has_jobs_ahead(version)
+        return self.keeps and self._has_jobs_ahead(version)
 
     def _has_jobs_ahead(self, version: int) -> bool:
         """Whether not all jobs of a version have been used, also by updates after the last one of this run."""
         last_use = self.waiting.last_use
         if version not in last_use:
             last_use[version] = max((job.target or 0 for job in self.planner.timeline.of_version(version)), default=0)
-        return last_use[version] > self.driver.round
+        return last_use[version] > self.number
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
     def leaves(self) -> list[Tensor]:
@@ -474,18 +476,19 @@ class Stream(Training):
 
     def _versions_in_flight(self) -> list[int]:
         """The versions before the newest whose jobs are not all used yet, ascending."""
-        return [version for version in range(self.settled, self.driver.round) if self._keeps(version)]
+        return [version for version in range(self.settled, self.number) if self._keeps(version)]
 
-    def restore(self, leaves: list[Tensor]) -> None:
+    def restore(self, number: int, leaves: list[Tensor]) -> None:
         """The timeline goes on from its beginning, and jobs that had run run again when an update needs them."""
+        self.number = number
         self.planner.restart()
-        self.planner.timeline.update(self.driver.round)
+        self.planner.timeline.update(number)
         count, rest = self.state_spec.public_spec.num_leaves, list(leaves)
         for version in self._versions_in_flight():
             self.waiting.broadcasts[version] = [leaf.numpy() for leaf in rest[:count]]
             del rest[:count]
             if self.has_origins:
-                self.waiting.origins[version] = rest.pop(0).to(self.driver.run_spec.device)
+                self.waiting.origins[version] = rest.pop(0).to(self.run_spec.device)
 
 
 def without_repeats(jobs: list[Job]) -> list[list[Job]]:

@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm
+from ...algorithms.contract import Algorithm, Server
+from ..aggregation.stage import StageRunner
 from ..cohorts.tasks import TrainingTask
 from ..errors import ClientFailed
 from ..fleet.planner import Update
 from ..method_form.state_spec import StateSpec
 from ..reduction.round_totals import RoundTotals
-
-if TYPE_CHECKING:
-    from .driver import Driver
+from ..state.table import Table
+from .phases import Phases
 
 
 class Training:
-    """Has the workers train the clients of the driver's updates, one update after another."""
+    """Has the workers train the clients of one update after another."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
+    def __init__(self, phases: Phases, stage: StageRunner, table: Table, visits: np.ndarray) -> None:
+        """table: of the client states. visits: (N,) how often each client has taken part, which is written to."""
+        self.phases, self.stage, self.table, self.visits = phases, stage, table, visits
 
-    def totals(self, method: Algorithm, state_spec: StateSpec, number: int, update: Update) -> RoundTotals:
-        """The sums of an update's results, which are reserved in the table of client states until `commit`.
+    def totals(
+        self, method: Algorithm, state_spec: StateSpec, server: Server, number: int, update: Update,
+        meanwhile: Callable[[], Any],
+    ) -> RoundTotals:  # fmt: skip
+        """The sums of an update's results. Their new client states are kept in the table until `commit`.
 
         method: with its settings of this update. state_spec: of the method. number: of the update, 0 for the pass over
-        all clients. Raises ClientFailed if no client is left.
+        all clients. meanwhile: work for this process while the workers are busy. Raises ClientFailed if no client is
+        left.
         """
-        driver, clients, when = self.driver, update.clients, (number, number == 0)
-        columns = (driver.visits[clients], update.weights, *driver.table.reserve(clients))
+        clients, when = update.clients, (number, number == 0)
+        columns = (self.visits[clients], update.weights, *self.table.reserve(clients))
         tasks = [TrainingTask.of(task, when, clients, columns, update.steps) for task in update.tasks]
-        tasks, silent = driver.stage.without_silent(tasks, number)
+        tasks, silent = self.stage.without_silent(tasks, number)
         if any(len(task.clients) for task in tasks):
-            meanwhile = partial(driver.prepare, number)
-            totals = driver.run("train", tasks, method.broadcast(driver.server), meanwhile)
+            totals = self.phases.run("train", tasks, method.broadcast(server), meanwhile)
         else:
-            leaves = pytree.tree_leaves(driver.stage.summed(state_spec).message)
-            totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in leaves])
+            message = self.stage.summed(state_spec).message
+            totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in pytree.tree_leaves(message)])
         if not totals.leaves:
-            raise ClientFailed(
-                number, tuple(clients.tolist()), "no client of the cohort is left, see the log", "workers"
-            )
+            cause = "no client of the cohort is left, see the log"
+            raise ClientFailed(number, tuple(clients.tolist()), cause, "workers")
         dropped, facts, divisor = (*totals.dropped, *silent), totals.facts, update.divisor
-        driver.tell_notes(number, facts)
+        self.phases.tell_notes(number, facts)
         if divisor is None and update.divided is not None:
             divisor = float(update.divided[~np.isin(clients, dropped)].sum())
         if divisor is not None:
@@ -55,10 +58,9 @@ class Training:
         return totals._replace(dropped=dropped, facts=facts)
 
     def commit(self, update: Update, totals: RoundTotals) -> None:
-        """Make the clients' new states, which `totals` has told of, those of the table."""
-        driver = self.driver
-        driver.table.commit(totals.digests(update.clients), totals.dropped)
-        driver.visits[np.setdiff1d(update.clients, totals.dropped)] += 1
+        """Make the new states of the update's clients, which `totals` has told of, those of the table."""
+        self.table.commit(totals.digests(update.clients), totals.dropped)
+        self.visits[np.setdiff1d(update.clients, totals.dropped)] += 1
 
     def pause(self) -> None:
         """Let the tasks under way end, and begin no others, since a phase of another kind is about to begin."""
@@ -67,5 +69,5 @@ class Training:
         """What a checkpoint has besides the states of server, stage and planner."""
         return []
 
-    def restore(self, leaves: list[Tensor]) -> None:
-        """Take what `leaves` gave to the checkpoint that the run goes on from, after the driver has taken the rest."""
+    def restore(self, number: int, leaves: list[Tensor]) -> None:
+        """Take what `leaves` gave to the checkpoint of an update. number: of the update."""
