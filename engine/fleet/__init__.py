@@ -1,1 +1,12 @@
-"""The fleet: what the clients' devices are like, when they are online, and how long a visit of a client takes."""
+"""Clients' devices in virtual time, and which results an update of the server uses. All of it is known before training.
+
+contract        what devices, availability and local work are; the parts that plug-ins may add
+client_devices  kinds of devices; distributions: of their speeds
+availability    when clients are online; traces: sessions from a file
+work            how many local steps a client takes
+table           the names of samplers and of these parts
+fleet           visits of clients: durations, losses, who is online
+planner         updates; the planner of synchronous rounds, whose clients a sampler draws
+timeline        the dispatches, arrivals and updates of an asynchronous run
+asynchronous    the planner whose updates follow from the timeline
+"""
