@@ -21,7 +21,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ..accelerators import settings
@@ -41,8 +40,8 @@ from ..clients.members import (
 )
 from ..clients.worker import Data
 from ..errors import Interrupted, type_and_first_line
+from ..kernels.agreement import Rounding, agrees, excess
 from ..method_form.numbers import Path, differing
-from ..planning.as_written import FACTOR, ROUNDINGS
 from ..reduction.tree import TaskResult
 from ..rounds.pool import Outcome, Phase
 from ..run_spec import RunSpec
@@ -301,12 +300,10 @@ def compared(
 ) -> tuple[bool, str]:
     """(whether two results are equal to the bit, why they do not agree within rounding or ""). one_by_one: the result
     of clients that were trained one after another."""
-    exact = True
-    for mine, theirs, other in zip(alone, together, one_by_one, strict=True):
-        for a, b, c in zip(mine.leaves or [], theirs.leaves or [], other.leaves or [], strict=True):
-            off = float(np.abs(a - b).max(initial=0.0))
-            allowed = FACTOR * float(np.abs(a - c).max(initial=0.0)) + ROUNDINGS * float(np.abs(a).max(initial=0.0))
-            exact = exact and off == 0.0
-            if not off <= allowed:
-                return False, f"its sums differ by {off:.1e}, where rounding explains {allowed:.1e}"
-    return exact, ""
+    plain, fast, other = (
+        [torch.from_numpy(leaf) for result in results for leaf in result.leaves or []]
+        for results in (alone, together, one_by_one)
+    )
+    if found := excess(plain, fast, Rounding(other)):
+        return False, f"its sums differ by {found.off:.1e}, where rounding explains {found.allowed:.1e}"
+    return agrees(plain, fast), ""

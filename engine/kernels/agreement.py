@@ -1,12 +1,81 @@
-"""Whether results agree."""
+"""Whether a fast path computes what plain code computes: the one comparison of all proofs.
+
+Results agree to the bit, or within rounding. Then a difference may be `FACTOR` times that which another order of the
+same sums makes for the plain code, and `ROUNDINGS` of a tensor's largest entry in any case. At a kink of ReLU or max
+pooling a rounding error changes a gradient abruptly; there, changes that perturbed weights cause are allowed as well.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+FACTOR = 8.0
+"""The factor by which another order of the same sums may exceed the rounding error of one order."""
+ROUNDINGS = 64 * 2.0**-23
+"""The share of a tensor's largest entry that is always allowed to code that computes in float32, whatever it is given:
+so many roundings of terms of this size."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The tolerance for other orders of sums. `other`: the plain result in another order or precision, whose distance
+    from the plain one is a rounding error. `least`: the least value that a tensor's largest entry counts as. `kinks`:
+    gives by how much perturbed weights change each entry; it is called only if rounding explains too little."""
+
+    other: Sequence[Tensor]
+    least: float = 0.0
+    kinks: Callable[[], Sequence[Tensor]] | None = None
+
+
+TO_THE_BIT = None
+"""The tolerance that allows no difference. NaN equals NaN."""
+
+
+class Excess(NamedTuple):
+    """A tensor differs by more than its tolerance. place: among the tensors. off: the largest difference, NaN if it is
+    not measured. allowed: the largest that is allowed."""
+
+    place: int
+    off: float
+    allowed: float
+
+
+def excess(plain: Sequence[Tensor], fast: Sequence[Tensor], tolerance: Rounding | None = TO_THE_BIT) -> Excess | None:
+    """The first of some tensors of a fast path that differs too much from the plain ones, None if they agree."""
+    for place, (expected, found) in enumerate(zip(plain, fast, strict=True)):
+        if tolerance is None:
+            if not equal(expected, found):
+                return Excess(place, math.nan, 0.0)
+            continue
+        off, error = distance(expected, found), distance(expected, tolerance.other[place])
+        allowed = FACTOR * error + ROUNDINGS * max(largest_entry(expected), tolerance.least)
+        if not off <= allowed and tolerance.kinks is not None:
+            allowed += FACTOR * largest_entry(tolerance.kinks()[place])
+        if not off <= allowed:
+            return Excess(place, off, allowed)
+    return None
+
+
+def agrees(plain: Sequence[Tensor], fast: Sequence[Tensor], tolerance: Rounding | None = TO_THE_BIT) -> bool:
+    """Whether the tensors of a fast path are the plain ones, as far as the tolerance asks for it."""
+    return excess(plain, fast, tolerance) is None
+
+
+def distance(expected: Tensor, found: Tensor) -> float:
+    """The largest absolute difference of two tensors."""
+    return largest_entry(found.double() - expected)
+
+
+def largest_entry(tensor: Tensor) -> float:
+    """The largest absolute value in a tensor, 0 if it is empty."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import type_and_first_line
 from ..memory import is_out_of_memory
-from .agreement import same_bits
+from .agreement import agrees
 
 Step = Callable[[Any, Any], Any]
 """(inputs, local state) -> new local state, all of them trees of tensors; a pure function."""
@@ -87,8 +87,7 @@ class Recording:
         copy_into(self.inputs, inputs)
         copy_into(self.local, local)
         self.replay()
-        pairs = zip(pytree.tree_leaves(self.local), pytree.tree_leaves(expected), strict=True)
-        return all(same_bits(found, wanted) for found, wanted in pairs)
+        return agrees(pytree.tree_leaves(expected), pytree.tree_leaves(self.local))
 
 
 @dataclass

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import type_and_first_line
-from .agreement import equal
+from .agreement import agrees
 
 Replay = Callable[..., list[Tensor]]
 """(leaves of the arguments) -> leaves of the result."""
@@ -104,7 +104,8 @@ class Tape(TorchDispatchMode):
             return result
         several = isinstance(result, tuple | list)
         targets = tuple(self._target(one) for one in (result if several else (result,)))
-        text = f"{', '.join(targets)}{',' * several} = {self._value(func)}({', '.join(given)})"
+        taken = ", ".join(targets) + ("," if several else "")
+        text = f"{taken} = {self._value(func)}({', '.join(given)})"
         self.operations.append(Operation(targets, text, frozenset(reads), not func._schema.is_mutable))
         return result
 
@@ -154,7 +155,7 @@ class Tape(TorchDispatchMode):
             if pure and alive.isdisjoint(targets):
                 continue
             done = sorted({*reads, *targets} - alive - self.values.keys() - {"_"})
-            lines.append(text + f"; del {', '.join(done)}" * bool(done))
+            lines.append(f"{text}; del {', '.join(done)}" if done else text)
             alive |= reads
         head, end = f"def replay({', '.join(self.inputs)}):", f"return [{', '.join(results)}]"
         source = "\n    ".join([head, *reversed(lines), end])
@@ -256,7 +257,7 @@ class Tapes:
         except RuntimeError as error:  # an operation that refuses its arguments
             self._refuse(type_and_first_line(error))
         else:
-            if not equal(list(found), list(result)) or form != known.form:
+            if form != known.form or not agrees(result, found):
                 self._refuse("a replay gave other bits")
         return result, form
 

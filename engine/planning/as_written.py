@@ -36,7 +36,7 @@ from ...workloads.workload import Batch, Params, Split, Workload
 from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.random_generators import kept_generators
 from ..errors import RAISED_BY_USERS, type_and_first_line
-from ..kernels.agreement import same_bits
+from ..kernels.agreement import FACTOR, ROUNDINGS, same_bits
 from ..run_spec import RunSpec
 
 FEWEST, MOST, COMPARED_NUMBERS = 4, 64, 1 << 21
@@ -49,11 +49,6 @@ AGREE = 2.0**-30
 """Two results in float64 are the same if they differ by at most this share of the largest entry of their tensor. It
 allows a rounding error to grow by 2^22. Then a float32 result would have no right digit, and nobody could train the
 model. It is two orders of magnitude below 2^-23, which is what float32 shows of any difference."""
-FACTOR = 8.0
-"""The factor by which another order of the same sums may exceed the rounding error of one order."""
-ROUNDINGS = 64 * 2.0**-23
-"""The share of a tensor's largest entry that is always allowed to code that computes in float32, whatever it is given:
-so many roundings of terms of this size."""
 PERTURBATIONS, PERTURBATION_SIZE = 4, 2.0**-22
 """The number of models at which the rounding error of code that computes in float32 is found, and their relative
 distance: float32 rounds their weights to the same numbers or to their neighbours."""

@@ -20,11 +20,11 @@ from ...workloads.workload import Split
 from ..clients.batches import stream
 from ..clients.worker import Data, TaskBatches, Worker
 from ..errors import RAISED_BY_USERS
+from ..kernels.agreement import Rounding, agrees
 from ..kernels.block_convolutions import Arguments, Convolutions, as_product, with_products
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.row_files import StateLayout
 from .autotune import first_clients, short_run
-from .kernel_proof import bound, distance
 
 REPEATS = 5
 GAIN = 0.9
@@ -60,7 +60,7 @@ def plan_with_products(run_spec: RunSpec, split: Split, plan: ExecutionPlan) -> 
     with torch.no_grad():
         try:
             found = convolutions(run_spec, split, plan)
-            numbers = [number for number, given in enumerate(found) if is_quicker(given) and agrees(given)]
+            numbers = [number for number, given in enumerate(found) if is_quicker(given) and is_the_same(given)]
         except RAISED_BY_USERS:  # a loss that a block cannot compute, or no memory: the plan stays as it is
             return None
     return plan._replace(kernels=with_products(plan.kernels, numbers)) if numbers else None
@@ -121,12 +121,11 @@ def gradients(form: Form, given: Arguments) -> list[Tensor]:
         return [result.detach(), *torch.autograd.grad(result, tensors, result.detach())]
 
 
-def agrees(given: Arguments) -> bool:
+def is_the_same(given: Arguments) -> bool:
     """Whether the product computes what torch's convolution computes, within rounding."""
 
     def wide(t: Any) -> Any:
         return t.double() if isinstance(t, Tensor) else t
 
     expected = gradients(grouped, Arguments(*map(wide, given)))
-    torchs, own = gradients(grouped, given), gradients(as_product, given)
-    return all(distance(e, o) <= bound(e, t) for e, t, o in zip(expected, torchs, own, strict=True))
+    return agrees(expected, gradients(as_product, given), Rounding(gradients(grouped, given)))

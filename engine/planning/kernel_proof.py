@@ -1,19 +1,21 @@
 """Proves that other kernels compute what torch's kernels compute, on the data of a run, before the run uses them.
 
-Losses and gradients are compared on batches of the run's first clients, at three models: the initial model, one near
-it, and a random one, since a model whose units are all dead has no gradient to compare. The batches have the keys of
-several clients and steps, since a workload may draw from them. A client alone is compared on batches without padding,
-as it trains on them, and a block on batches with padding, where the run can have any. For large models the batches are
-cut. A chain chooses its way by the number of examples, so it is compared on a batch that is not cut, too. The reports
-of evaluations are compared as well. The reference is plain autograd in float64 on the module that the user wrote and on
-a client's batch without padding, see `as_written`. The rounding error of torch's own float32 kernels, times `FACTOR`,
-is allowed, and `ROUNDINGS` of a tensor's largest entry in any case. At the kinks of ReLU and max
-pooling a rounding error can change a gradient abruptly. A deep network meets one by chance at many models, with
-torch's kernels as well. So the kernels may differ at a model if they agree at one of some models beside it, with the
-same batch: an error of theirs would be there at all of them. If they do not, as where kinks lie at all models beside
-it, the reference is computed again at weights that float32 rounds to the same numbers or to their neighbours, and the
-changes that this causes are allowed. Of compiled kernels, streams of batches and sums are compared too, to the bit,
-and the orthogonalisation of a method.
+What is compared:
+
+- losses and gradients, on the first, second and last batches of two clients;
+- the reports of evaluations, on test rows;
+- two steps of descent, where the kernels do them in one call;
+- of compiled kernels, the batches that are drawn and sums of messages, to the bit, and what methods orthogonalise.
+
+At which models: the initial one, one near it, and a random one, since a model whose units are all dead has no gradient
+to compare. With which batches: a client alone without padding, as it trains, and a block with padding, where the run
+can have any. Batches of large models are cut; a chain, which chooses its way by the number of examples, is compared on
+a whole one, too.
+
+With what: plain autograd in float64 on the module that the user wrote, see `as_written`, within the rounding error of
+torch's own float32 kernels, see `agreement`. A deep network meets a kink of ReLU by chance at many models, with torch's
+kernels as well. So it suffices that kernels agree at a model or at one of some models beside it: an error of theirs
+would be there at all of them. Where they agree at none, the changes that perturbed weights cause are allowed.
 
 All of this happens before round 1, and takes a fraction of a second for a small network.
 """
@@ -21,9 +23,8 @@ All of this happens before round 1, and takes a fraction of a second for a small
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,13 +44,14 @@ from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts import sampling
 from ..errors import RAISED_BY_USERS, type_and_first_line
+from ..kernels.agreement import Rounding, agrees, equal, excess, largest_entry
 from ..kernels.contract import Kernels
 from ..kernels.fused_chain import RowInputs
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, matrices_of
 from ..kernels.torchs import Torch
 from ..run_spec import RunSpec
-from .as_written import FACTOR, ROUNDINGS, Forms, may_be_ragged, padded_to
+from .as_written import Forms, may_be_ragged, padded_to
 
 PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22
 """The number of perturbed models at which the reference is computed if kernels disagree, and their relative size."""
@@ -129,15 +131,6 @@ def prove(run_spec: RunSpec, given: ProofData, kernels: Kernels, blocks: bool = 
         torch.set_num_threads(threads)
 
 
-@dataclass(frozen=True)
-class Errors:
-    """The results of one comparison, each on a flat vector: the reference in float64, torch's, and the kernels'."""
-
-    expected: Tensor
-    torchs: Tensor
-    own: Tensor
-
-
 class Proof:
     """All comparisons for one kind of kernels.
 
@@ -189,7 +182,7 @@ class Proof:
             expected = stream(client_index, some, visits, local, seed)
             found = stream(client_index, some, visits, local, seed, native=True)
             for name, a, b in zip(expected._fields, expected, found, strict=True):
-                if (a is None) != (b is None) or (a is not None and b is not None and not torch.equal(a, b)):
+                if not equal(a, b):
                     raise Disagreement(f"the {name} of the batches of clients {some.tolist()} are not numpy's")
 
     def clients(self) -> np.ndarray:
@@ -354,26 +347,26 @@ class Proof:
         moved = Perturbed(perturbed, point)
         for which, what in enumerate(("gradient", "loss")):
             for own in found:
-                errors = Errors(expected[which], torchs[which], own[which])
-                changes = (lambda which=which: moved.of(which, expected[which])) if spread else None
-                self.close(f"the {what} {where}", errors, changes)
+                kinks = (lambda which=which: moved.of(which, expected[which])) if spread else None
+                self.close(f"the {what} {where}", expected[which], torchs[which], own[which], kinks)
 
-    def close(self, what: str, errors: Errors, spread: Callable[[], Tensor] | None) -> None:
-        """Raise Difference unless every tensor of a flat vector (or a single number) is close enough.
-
-        `spread`: returns by how much perturbed weights change each entry; called only if the entries are not close.
-        """
-        found = tensor_errors(errors, self.x.layout)
-        if all(off <= allowed for _, off, allowed, _ in found):
+    def close(
+        self, what: str, expected: Tensor, torchs: Tensor, own: Tensor, kinks: Callable[[], Tensor] | None = None
+    ) -> None:
+        """Raise Difference unless a gradient (P,) of the kernels, tensor by tensor, or a loss () is close to torch's.
+        expected: in float64. kinks: see `Rounding`."""
+        if not expected.ndim:
+            check_close(what, [expected], [own], Rounding([torchs], 1.0, kinks and (lambda: [kinks()])))
             return
-        changes = torch.zeros_like(errors.expected) if spread is None else spread()
-        moved = tensor_errors(Errors(errors.expected, errors.torchs, errors.expected + changes), self.x.layout)
-        for (name, off, allowed, largest), (_, more, _, _) in zip(found, moved, strict=True):
-            if not off <= allowed + FACTOR * more:
-                raise Difference(
-                    f"{what}{name} is {off:.1e} off torch's, of entries up to {largest:.1e}, where rounding allows "
-                    f"{allowed + FACTOR * more:.1e}"
-                )
+
+        def parts(flat: Tensor) -> list[Tensor]:
+            return Tree(flat, self.x.layout).views()
+
+        # The error of a sum that cancels is as large as that of its terms, whose size the other tensors show.
+        least = 0.01 * largest_entry(expected)
+        tolerance = Rounding(parts(torchs), least, kinks and (lambda: parts(kinks())))
+        names = [f" of {name}" for name in self.x.layout.names]
+        check_close(what, parts(expected), parts(own), tolerance, names)
 
     def descent(self, point: Tensor, pair: tuple[Batch, Batch]) -> None:
         """Compare two steps of plain descent, which a chain does in one call: the gradients' sum and the result."""
@@ -414,8 +407,8 @@ class Proof:
             y, _ = self.by_own(
                 lambda inputs=inputs, total=total: chain.descend(point, columns, lr, shift, total, inputs)
             )
-            errors = Errors(expected, torchs, total + (point - y) / lr)
-            self.close("the outcome of two steps", errors, lambda: moved.of(0, expected))
+            own = total + (point - y) / lr
+            self.close("the outcome of two steps", expected, torchs, own, lambda: moved.of(0, expected))
 
     # --- evaluations ----------------------------------------------------------------------------------------------
     def reports(self) -> None:
@@ -443,11 +436,7 @@ class Proof:
                 counts = not column.is_floating_point() or torch.equal(column, column.round())
                 if counts or not bool(torchs[name].isfinite().all()):
                     continue
-                off, allowed = distance(column, own[name]), bound(column, torchs[name], 1.0)
-                if not off <= allowed:
-                    raise Disagreement(
-                        f"{name} in an evaluation is {off:.1e} off torch's, where rounding allows {allowed:.1e}"
-                    )
+                check_close(f"{name} in an evaluation", [column], [own[name]], Rounding([torchs[name]], 1.0))
 
     # --- Newton-Schulz --------------------------------------------------------------------------------------------
     def orthogonalised(self, batch: Batch) -> None:
@@ -475,15 +464,10 @@ class Proof:
             torchs = self.by_torch(lambda precision=precision: by_parts(v, y, parts, (scheme, iterations, precision)))
             if own is None or not torchs.isfinite().all():
                 continue
-            for part in parts:
-                where = slice(part.start, part.start + max(part.rows, 1) * part.cols)
-                target = expected.flatten()[where]
-                off, allowed = distance(target, own.flatten()[where]), bound(target, torchs.flatten()[where])
-                if not off <= allowed:
-                    raise Disagreement(
-                        f"Newton-Schulz of {[part.rows, part.cols]} is {off:.1e} off torch's, where rounding allows "
-                        f"{allowed:.1e}"
-                    )
+            names = [f" of {[part.rows, part.cols]}" for part in parts]
+            cut = [slice(part.start, part.start + max(part.rows, 1) * part.cols) for part in parts]
+            plain, fast, other = ([found.flatten()[where] for where in cut] for found in (expected, own, torchs))
+            check_close("Newton-Schulz", plain, fast, Rounding(other), names)
 
     def compare_length(self, how: How, m: Tensor) -> None:
         """Compare the length of a random matrix's result along torch's in float64. In bfloat16 entries have errors of
@@ -622,29 +606,15 @@ def loss_gradient(trainer: LocalTrainer, point: Tensor, layout: Layout, batch: B
     return Gradient.forward(point, trainer, layout, tuple(batch), *batch.values())
 
 
-def tensor_errors(errors: Errors, layout: Layout) -> list[tuple[str, float, float, float]]:
-    """For each tensor of a flat vector, or for a single number: (name, error of the kernels, allowed error,
-    largest entry)."""
-    if not errors.expected.ndim:
-        return [("", distance(errors.expected, errors.own), bound(errors.expected, errors.torchs, 1.0), 1.0)]
-    parts = [Tree(values, layout) for values in (errors.expected, errors.torchs.double(), errors.own.double())]
-    whole, found = float(errors.expected.abs().max()), []
-    for name, expected, torchs, own in zip(layout.names, *(part.views() for part in parts), strict=True):
-        if expected.numel():
-            # The error of a sum that cancels is as large as that of its terms, whose size the other tensors show.
-            allowed = bound(expected, torchs, 0.01 * whole)
-            found.append((f" of {name}", distance(expected, own), allowed, float(expected.abs().max())))
-    return found
-
-
-def distance(expected: Tensor, found: Tensor) -> float:
-    """The largest absolute difference of two tensors."""
-    return float((found.double() - expected).abs().max())
-
-
-def bound(expected: Tensor, torchs: Tensor, least: float = 0.0) -> float:
-    """The allowed error of another order of sums. `least`: the least value that the largest entry counts as."""
-    return FACTOR * distance(expected, torchs) + ROUNDINGS * max(float(expected.abs().max()), least)
+def check_close(
+    what: str, plain: Sequence[Tensor], fast: Sequence[Tensor], tolerance: Rounding, names: Sequence[str] = ("",)
+) -> None:
+    """Raise Difference unless tensors of the kernels agree with plain ones. names: of the tensors, behind `what`."""
+    if found := excess(plain, fast, tolerance):
+        raise Difference(
+            f"{what}{names[found.place]} is {found.off:.1e} off torch's, of entries up to "
+            f"{largest_entry(plain[found.place]):.1e}, where rounding allows {found.allowed:.1e}"
+        )
 
 
 def check_sums(size: int) -> None:
@@ -656,5 +626,5 @@ def check_sums(size: int) -> None:
             totals = [torch.ones(len(parts[0]), dtype=torch.float64) / 3 for _ in range(2)]
             for total, compiled in zip(totals, (False, True), strict=True):
                 add_up(total, parts[:count], more, compiled)
-            if not torch.equal(*totals):
+            if not agrees(totals[:1], totals[1:]):
                 raise Disagreement(f"the sum of {count} messages is not torch's")

@@ -15,7 +15,7 @@ from fedfleet.engine.kernels import block_convolutions
 from fedfleet.engine.kernels.block_convolutions import Arguments, Products, as_product, with_products
 from fedfleet.engine.kernels.torchs import Graph, Torch
 from fedfleet.engine.planning import convolutions
-from fedfleet.engine.planning.convolutions import agrees, plan_with_products
+from fedfleet.engine.planning.convolutions import is_the_same, plan_with_products
 from fedfleet.engine.planning.execution_plan import parse_plan
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads.workload import Model
@@ -97,7 +97,7 @@ def test_times_are_measured():
     for given in convolutions.convolutions(run_spec, run_spec.split(), ExecutionPlan(3, "torch")):
         assert given.input.shape[:2] == (2, 4)  # two blocks of the cohort of four
         assert convolutions.seconds(as_product, given) > 0
-        assert agrees(given)
+        assert is_the_same(given)
 
 
 def test_a_product_that_computes_something_else_is_not_used(monkeypatch):
