@@ -70,6 +70,9 @@ class RunSpec:
     proven_kernels: str | None = None
     missing_kernels: tuple[str, ...] = ()
     given_model: dict[str, Tensor] | None = field(default=None, compare=False)
+    proofs: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What was found out on the run's data before round 1, in this process: for each name of kernels that was tried,
+    None if they are proven, else the Disagreement; and what `execution_plan.why_not_blocks` found."""
 
     @staticmethod
     def of(
@@ -85,8 +88,9 @@ class RunSpec:
         return RunSpec(run_id, experiment, plugins, directory, resume, given_model=given_model)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Pickle the fields only. Objects that were built here depend on plug-ins that are not yet loaded elsewhere."""
-        return RunSpec, tuple(getattr(self, field.name) for field in fields(self))
+        """Pickle the fields only, without proofs, which hold for this process. Objects that were built here depend on
+        plug-ins that are not yet loaded elsewhere."""
+        return RunSpec, tuple(getattr(self, field.name) for field in fields(self) if field.name != "proofs")
 
     def with_plan(self, plan: ExecutionPlan, proven_kernels: str | None = None) -> RunSpec:
         """The same run with its execution plan. Objects that were already built are kept."""
@@ -101,11 +105,9 @@ class RunSpec:
         vars(run_spec).update({name: value for name, value in vars(self).items() if name not in vars(run_spec)})
         return run_spec
 
-    @cached_property
-    def proofs(self) -> dict[str, Any]:
-        """What was found out on the run's data before round 1: for each name of kernels that was tried, None
-        if they are proven, else the Disagreement; and what `execution_plan.why_not_blocks` found."""
-        return {}
+    def with_proofs(self, proofs: dict[str, Any]) -> RunSpec:
+        """The same run with proofs that it shares with others. Objects already built are kept."""
+        return self._with(proofs=proofs)
 
     @cached_property
     def registry(self) -> Registry:
@@ -243,7 +245,7 @@ class RunSpec:
 
     def with_engine(self, engine: Engine) -> RunSpec:
         """The same run with other settings of `engine`, which change no bit."""
-        return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
+        return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}), proofs={})
 
     def with_gpus(self, gpus: float) -> RunSpec:
         """The same run for a worker that reserves this many GPUs, or a fraction of one."""

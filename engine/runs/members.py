@@ -49,7 +49,7 @@ class SharedHost:
     def get_ready(self, run_spec: RunSpec) -> None:
         """Load the data of a run, check them, and prove the kernels that it may choose, before the run begins."""
         split = self.split(run_spec)
-        vars(run_spec)["proofs"] = self.proofs_of(run_spec)
+        run_spec = run_spec.with_proofs(self.proofs_of(run_spec))
         if asks_for_kernels(run_spec, split):
             kernels_to_try(run_spec, split)
 
@@ -82,8 +82,7 @@ class MemberHost(Host):
         return self.shared.split(run_spec)
 
     def plan(self, run_spec: RunSpec, split: Split) -> tuple[RunSpec, str]:
-        vars(run_spec)["proofs"] = self.shared.proofs_of(run_spec)
-        planned, line = super().plan(run_spec, split)
+        planned, line = super().plan(run_spec.with_proofs(self.shared.proofs_of(run_spec)), split)
         self.planned(planned)
         return planned, line
 
