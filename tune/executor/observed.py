@@ -31,6 +31,9 @@ class RunsObserver(Generic[Run]):
     def run_ends(self, run: Run) -> None:
         """A run has ended."""
 
+    def pauses(self) -> None:
+        """No run is under way. Others may follow, also some that have observers of their own."""
+
     def ends(self, status: str) -> None:
         """All has ended. status: finished, failed or killed."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.fork import fork_of
 from ...engine.runs.run_directory import clear
 from ...engine.state.checkpoint import checkpointed_rounds
-from ...engine.stopping import stopping
+from ...engine.stopping import Stop, stopping
 from ...engine.storage.lock import exclusive
 from ...workloads.processors import processors
 from ..executor.executor import Executor, check_together, why_not_together
@@ -81,32 +81,20 @@ def run_study(
         folder.keep(study)
         restore(path)
         check_restored(path, (study.report.metric, study.deciding))
-        progress = [] if quiet else [StudyProgress(study, folder)]
-        tracker = [StudyTracker(study, folder)] if study.tracking.uri != "none" else []
+        observers: list[RunsObserver[Cell]] = [] if quiet else [StudyProgress(study, folder)]
+        if study.tracking.uri != "none":
+            observers.append(StudyTracker(study, folder))
         try:
-            with observed(observers := [*progress, *tracker]):
+            with observed(observers):
                 threading.Thread(target=import_packages, name="imports", daemon=True).start()
                 with Executor(engine, stop, jobs, share=not engine.address, processes=processes) as executor:
-
-                    def execute(*stages: Stage) -> None:
-                        source = Cells(folder, observers, keep_models, stages)
-                        if not stop() and source.ready():
-                            executor.run(source)
-
+                    source = Cells(folder, observers, keep_models)
+                    source.stages.append(TRIALS)
                     if any(folder.searched(key) is None for key in searches(study)):
-                        execute(TRIALS)
-                        for line in progress:
-                            line.close()  # each search has a line of its own
-                        if not stop():
-                            from .searching import run_searches  # it takes Optuna, which most studies do without
-
-                            if processes is None:
-                                executor.start()  # one Ray for all searches and the cells
-                            for failed in run_searches(study, folder, jobs, stop, quiet):
-                                tell(f"search failed: {failed}")
-                        execute(CELLS, FORKS)
-                    else:
-                        execute(TRIALS, CELLS, FORKS)
+                        execute(executor, source, stop)
+                        search_ranges(study, folder, executor, jobs, stop, quiet)
+                    source.stages.extend((CELLS, FORKS))
+                    execute(executor, source, stop)
                 if stop():
                     raise Interrupted(stop())
                 remove_parents_states(folder)
@@ -120,31 +108,50 @@ def run_study(
     return outcome(folder), text
 
 
+def execute(executor: Executor, source: Cells, stop: Stop) -> None:
+    """Execute the stages of a source, unless a signal asks to end."""
+    if not stop() and source.ready():
+        executor.run(source)
+    for observer in source.observers:
+        observer.pauses()
+
+
+def search_ranges(
+    study: Study, folder: StudyFolder, executor: Executor, jobs: int | None, stop: Stop, quiet: bool
+) -> None:
+    """Run the searches that are left, unless a signal asks to end."""
+    if stop():
+        return
+    from .searching import run_searches  # it takes Optuna, which most studies do without
+
+    if executor.processes is None:
+        executor.start()  # one Ray for all searches and the cells
+    for failed in run_searches(study, folder, jobs, stop, quiet):
+        tell(f"search failed: {failed}")
+
+
 class Cells(ObservedSource[Cell]):
     """The source of a study: hands out the cells that are not over, stage after stage.
 
     A stage begins when all cells of the stage before it have ended.
     """
 
-    def __init__(
-        self, folder: StudyFolder, observers: Sequence[RunsObserver[Cell]], keep_models: bool, stages: Iterable[Stage]
-    ) -> None:
+    def __init__(self, folder: StudyFolder, observers: Sequence[RunsObserver[Cell]], keep_models: bool) -> None:
         super().__init__(observers)
-        self.folder, self.keep_models, self.stages = folder, keep_models, iter(stages)
+        self.folder, self.keep_models = folder, keep_models
+        self.stages: deque[Stage] = deque()  # that have not begun
         self.waiting: deque[Cell] = deque()
 
     def ready(self) -> bool:
         """Begin the next stages until one has a cell; returns whether there is one. No cell may be under way."""
-        while not self.waiting:
-            stage = next(self.stages, None)
-            if stage is None:
-                return False
+        while not self.waiting and self.stages:
+            stage = self.stages.popleft()
             unique = {cell.key: cell for cell in stage.planned(self.folder)}  # equal configurations run once
             old = {key: cell for key, cell in unique.items() if self.folder.status(cell) in OVER}
             for observer in self.observers if unique else ():
                 observer.begins(stage.what, len(unique), list(old.values()))
             self.waiting.extend(cell for key, cell in unique.items() if key not in old)
-        return True
+        return bool(self.waiting)
 
     def next(self) -> RunRequest | None:
         while self.waiting or (not self.live and self.ready()):

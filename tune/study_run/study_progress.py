@@ -41,6 +41,9 @@ class StudyProgress(ProgressOfRuns, RunsObserver[Cell]):
         line = f"{self.what} {self.done}/{self.total}  {run.label}{chosen}: {self._outcome(run)}"
         self.say(line, f"; {self.state()}")
 
+    def pauses(self) -> None:
+        self.close()
+
     def ends(self, status: str) -> None:
         self.close()
 
