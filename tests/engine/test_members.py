@@ -29,7 +29,7 @@ from fedfleet.engine.runs.members import SharedHost, execute_together
 from fedfleet.engine.runs.result import Result
 from fedfleet.engine.state.checkpoint import checkpointed_rounds
 from fedfleet.tune.executor.executor import check_together, why_not_together
-from fedfleet.tune.search.plan import Search
+from fedfleet.tune.search.plan import SearchSettings
 from fedfleet.tune.study.spec import Tune
 
 from ..test_conformance import spec as with_arguments
@@ -403,7 +403,7 @@ def test_which_methods_branch_on_the_value_of_a_number(name, problem):
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("section", [Search, Tune])
+@pytest.mark.parametrize("section", [SearchSettings, Tune])
 def test_together_is_auto_true_or_false(section):
     assert [section.model_validate({"together": value}).together for value in ("auto", True, False)] == [
         "auto",

@@ -14,7 +14,7 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.storage.expanded import expanded, expanded_address
 from fedfleet.tune.cli import COMMANDS, loaded
 from fedfleet.tune.commands.options import Out
-from fedfleet.tune.search.plan import Search
+from fedfleet.tune.search.plan import SearchSettings
 
 from .commands import LOCAL, invoke
 
@@ -57,7 +57,7 @@ def test_keys_that_are_paths(home):
     assert experiment.engine.store == f"{home}/store"
     assert experiment.checkpoint.folder == f"{home}/copies"
     assert experiment.tracking.uri == f"sqlite:///{home}/mlflow.db"
-    search = Search(storage="sqlite:///~/a.db", warm_start=["~/b", "sqlite:///~/c.db#study"])
+    search = SearchSettings(storage="sqlite:///~/a.db", warm_start=["~/b", "sqlite:///~/c.db#study"])
     assert search.storage == f"sqlite:///{home}/a.db"
     assert search.warm_start == (f"{home}/b", f"sqlite:///{home}/c.db#study")
 

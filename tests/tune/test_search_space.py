@@ -12,7 +12,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.files import load, load_data
 from fedfleet.tune.ranges import KINDS, corners, decided, points, ranges
-from fedfleet.tune.search.plan import Plan, plan
+from fedfleet.tune.search.plan import SearchPlan, plan
 
 from .commands import invoke
 
@@ -94,7 +94,7 @@ def test_points_of_a_grid():
 def test_who_proposes_and_how_many():
     grid = {"search": "grid", "values": [0.1, 0.2, 0.3]}
     range_ = {"search": "uniform", "low": 0, "high": 1}
-    made: list[Plan] = [
+    made: list[SearchPlan] = [
         plan(small(grid)),
         plan(small(range_)),
         plan(small(grid, trials=2)),

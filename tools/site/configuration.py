@@ -24,7 +24,7 @@ from fedfleet.engine.config.schema import (
 )
 from fedfleet.engine.privacy.privacy_plan import MECHANISM_CONFLICTS
 from fedfleet.engine.runs.built_conflicts import BUILT_CONFLICTS
-from fedfleet.tune.search.plan import Search
+from fedfleet.tune.search.plan import SearchSettings
 from fedfleet.tune.study.spec import Study
 
 from .annotations import in_words
@@ -128,7 +128,7 @@ def page() -> str:
     parts += [SYSTEMS, rows(keys(Systems, "systems."))]
     parts += [PACE, rows(keys(Pace, "federation.pace."))]
     parts += [ASYNCHRONOUS, rows(keys(Asynchronous, "federation.pace."))]
-    parts += [SEARCH, rows(keys(Search, "search."))]
+    parts += [SEARCH, rows(keys(SearchSettings, "search."))]
     parts += [STUDY, rows(key for key in keys(Study) if key.name not in FILLED_IN)]
     return "\n".join([*parts, CONFLICTS, conflicts()])
 

@@ -11,7 +11,7 @@ import click
 from ...engine.config.schema import Engine, Experiment
 from ...engine.errors import ConfigError
 from ...engine.storage.expanded import expanded
-from ..search.plan import Search
+from ..search.plan import SearchSettings
 from ..streams import tell
 from ..study.spec import Study
 
@@ -95,7 +95,7 @@ class KeyedCommand(click.Command):
         if self.name == "study":
             known = [*keys(Study), *(f"experiment.{key}" for key in known)]
         elif self.name == "search":
-            known += [f"search.{key}" for key in keys(Search)]
+            known += [f"search.{key}" for key in keys(SearchSettings)]
         return [key for key in known if key.rpartition(".")[2] == name]
 
 

@@ -36,7 +36,7 @@ from ...engine.memory import available_memory
 from ...engine.run_spec import RunSpec
 from ...engine.runs.members import MemberHost, SharedHost
 from ...engine.stopping import on_signal
-from .processes import Start
+from .processes import ProcessStart
 from .requested_run import RequestedRun
 from .source import HEARTBEAT_SECONDS, RunReport, RunRequest
 
@@ -78,7 +78,7 @@ class MemberRun(RequestedRun):
 class RunsHere:
     """The runs of this process."""
 
-    def __init__(self, connection: Connection, start: Start) -> None:
+    def __init__(self, connection: Connection, start: ProcessStart) -> None:
         self.connection, self.start = connection, start
         self.shared = SharedHost()
         self.runs: dict[str, MemberRun] = {}
@@ -179,7 +179,7 @@ def main(descriptor: int) -> None:
     try:
         on_signal()  # the driver says when to stop
         connection = Connection(descriptor)
-        start: Start = connection.recv()
+        start: ProcessStart = connection.recv()
         os.chdir(start.cwd)
         sys.path[:] = start.path
         os.environ.update(start.variables)

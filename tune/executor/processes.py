@@ -26,7 +26,7 @@ FAILED_STARTS = 3
 """How many processes may end before they have begun a run."""
 
 
-class Start(NamedTuple):
+class ProcessStart(NamedTuple):
     """What a process needs before its first run. path: where it looks for modules. variables: of the environment.
     at_once: the most runs at once. share: the part of the available memory that the process may use."""
 
@@ -42,7 +42,7 @@ class Process:
     waits for an answer. `wants`: whether it has been given no run since it asked. `lone`: whether it must have no other
     run beside the one that it has."""
 
-    def __init__(self, server: ForkServer, start: Start) -> None:
+    def __init__(self, server: ForkServer, start: ProcessStart) -> None:
         self.connection = server.fork()
         self.runs: dict[str, RunRequest] = {}
         self.id, self.waits, self.wants, self.lone = 0, False, False, False
@@ -72,7 +72,7 @@ class Processes:
     def __init__(self, processes: int, at_once: int) -> None:
         """Starts the processes. at_once: the most runs of all processes together."""
         variables = {name: value for name, value in os.environ.items() if name.startswith("FEDFLEET_")}
-        self.start = Start(os.getcwd(), list(sys.path), variables, -(-at_once // processes), 1 / processes)
+        self.start = ProcessStart(os.getcwd(), list(sys.path), variables, -(-at_once // processes), 1 / processes)
         self.server = taken()
         self.processes = [Process(self.server, self.start) for _ in range(processes)]
         self.rooms: dict[str, int] = {}  # kind -> how many runs of this kind fit into a process

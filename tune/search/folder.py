@@ -24,7 +24,7 @@ from ...engine.runs.launch import new_run_id
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text
 from ..files import read
-from .plan import Plan, plan
+from .plan import SearchPlan, plan
 
 SAVED = "search.yaml"
 KEPT = "search.json"
@@ -39,7 +39,7 @@ def trial_folder(search: Path, number: int) -> Path:
     return search / "trials" / f"{number:04d}"
 
 
-def load(folder: Path) -> Plan:
+def load(folder: Path) -> SearchPlan:
     """The search that a folder holds."""
     path = folder / SAVED
     if not path.is_file():
@@ -59,7 +59,7 @@ class SearchIds(NamedTuple):
     owns: bool = False
 
 
-def search_ids(folder: Path, wanted: Plan) -> SearchIds:
+def search_ids(folder: Path, wanted: SearchPlan) -> SearchIds:
     """The search's id and the name of its Optuna study; a resumed search keeps both."""
     path = folder / KEPT
     if path.is_file():
@@ -98,7 +98,7 @@ FREE_SECTIONS_OF_TRIALS = ("tracking.", "checkpoint.")
 """Settings of the experiment that may change too: no value of a trial depends on them. Parts of plugins have names."""
 
 
-def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
+def refuse(wanted: SearchPlan, folder: Path, resume: bool) -> None:
     """Raise ConfigError if the folder holds a search and it must not be resumed, or is a different one, or if it holds
     a run or a study."""
     there = (folder / SAVED).is_file()
@@ -110,7 +110,7 @@ def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
         same(load(folder), wanted, folder)
 
 
-def same(kept: Plan, wanted: Plan, folder: Path) -> None:
+def same(kept: SearchPlan, wanted: SearchPlan, folder: Path) -> None:
     """Raise ConfigError if the search in the folder differs from the wanted one in a setting that must not change."""
     old, new = settings_of_trials(kept), settings_of_trials(wanted)
     differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
@@ -120,7 +120,7 @@ def same(kept: Plan, wanted: Plan, folder: Path) -> None:
         raise ConfigError(f"the search in {folder} differs in {', '.join(differing)}; undo these changes")
 
 
-def settings_of_trials(plan: Plan) -> dict[str, Any]:
+def settings_of_trials(plan: SearchPlan) -> dict[str, Any]:
     """The settings that the values of trials may depend on, by dotted key. Settings that the data lack have their
     defaults, so that one may be written out."""
     defaults = Experiment(workload="", method="").plain()

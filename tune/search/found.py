@@ -20,7 +20,7 @@ from ...engine.storage.secrets import redacted_data
 from ..ranges import decided
 from .folder import BEST, trial_folder
 from .optuna_storage import open_storage, storage_url
-from .plan import Plan
+from .plan import SearchPlan
 from .report import write_search_report
 from .trial_store import Trial, TrialStore
 
@@ -102,7 +102,7 @@ class Found:
         }
 
 
-def found(plan: Plan, store: TrialStore, folder: Path, search_id: str) -> Found:
+def found(plan: SearchPlan, store: TrialStore, folder: Path, search_id: str) -> Found:
     """The outcome, whose files are written. Raises FedFleetError if no trial finished."""
     trials, front = tuple(store.trials()), store.best()
     if not front:
@@ -120,7 +120,7 @@ def found(plan: Plan, store: TrialStore, folder: Path, search_id: str) -> Found:
     return outcome
 
 
-def write_front(plan: Plan, front: list[Trial], folder: Path) -> None:
+def write_front(plan: SearchPlan, front: list[Trial], folder: Path) -> None:
     """Write the experiment files of the Pareto front, and remove those of an earlier part of the search that are no
     longer on it. front: [] for none."""
     names = {f"{trial.number:04d}.yaml": trial for trial in front}

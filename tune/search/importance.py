@@ -8,19 +8,19 @@ import optuna
 
 from ..ranges import code
 from .optuna_storage import distribution
-from .plan import Plan
+from .plan import SearchPlan
 from .trial_store import Trial
 
 LEAST_TRIALS = 8
 """The number of finished trials below which importances would be mere chance."""
 
 
-def may_have_importances(plan: Plan) -> bool:
+def may_have_importances(plan: SearchPlan) -> bool:
     """Whether the search has enough ranges, and will have enough trials, for importances."""
     return len(plan.ranges) > 1 and plan.trials >= LEAST_TRIALS
 
 
-def importances(plan: Plan, trials: list[Trial]) -> dict[str, dict[str, float]]:
+def importances(plan: SearchPlan, trials: list[Trial]) -> dict[str, dict[str, float]]:
     """Objective -> key of a range -> its share of the importance, from 0 to 1; {} for fewer than two ranges or
     LEAST_TRIALS finished trials.
 

@@ -14,12 +14,12 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ..ranges import code, points
-from .plan import Plan
+from .plan import SearchPlan
 
 Space = dict[str, BaseDistribution]
 
 
-def sampler(plan: Plan) -> BaseSampler:
+def sampler(plan: SearchPlan) -> BaseSampler:
     """The sampler for a plan."""
     if plan.sampler == "grid":
         return Grid([{key: code(value) for key, value in point.items()} for point in points(plan.ranges)])

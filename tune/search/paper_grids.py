@@ -20,7 +20,7 @@ from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 
 
-class Grid(NamedTuple):
+class PaperGrid(NamedTuple):
     """A grid of one paper for one method. `values`: dotted argument -> its values; `rule`: the local rule if the
     experiment names none; `workloads`: those it is meant for, () for any."""
 
@@ -39,7 +39,7 @@ TABLE_1 = (0.1, 0.01, 0.001)
 MUON = {"matrix_lr": (0.001, 0.0001), "vector_lr": (0.1, 0.01)}
 
 
-def feddua(server: str, images: Any, text: Any, synthetic: Any, **fixed: tuple[float, float]) -> dict[str, Grid]:
+def feddua(server: str, images: Any, text: Any, synthetic: Any, **fixed: tuple[float, float]) -> dict[str, PaperGrid]:
     """The grids of appendix G.3 for one method. server: the argument of its server rule; images, text, synthetic: its
     values in the three kinds of tasks; fixed: further arguments, (value for the first two, value for the third)."""
     kinds = {
@@ -48,7 +48,7 @@ def feddua(server: str, images: Any, text: Any, synthetic: Any, **fixed: tuple[f
         "feddua_synthetic": (decades(-3, -1), synthetic, 1, ("linear",)),
     }
     return {
-        paper: Grid({"rule.lr": local, server: values, **{k: (v[i],) for k, v in fixed.items()}}, "sgd", workloads)
+        paper: PaperGrid({"rule.lr": local, server: values, **{k: (v[i],) for k, v in fixed.items()}}, "sgd", workloads)
         for paper, (local, values, i, workloads) in kinds.items()
         if values
     }
@@ -65,44 +65,44 @@ COMPRESSED = {
 }
 TAU = {"tau": decades(-5, -1)}
 
-GRIDS: dict[str, dict[str, Grid]] = {
+GRIDS: dict[str, dict[str, PaperGrid]] = {
     "fedavg": {
-        "fedmuon_bc": Grid({"rule.lr": TABLE_1}, "momentum"),
+        "fedmuon_bc": PaperGrid({"rule.lr": TABLE_1}, "momentum"),
         **feddua("server_lr", SERVER, SERVER, SERVER),
-        "fedmud": Grid(MUD, "sgd"),
+        "fedmud": PaperGrid(MUD, "sgd"),
     },
     "scaffold": {
-        "fedmuon_bc": Grid({"rule.lr": TABLE_1}, "momentum"),
+        "fedmuon_bc": PaperGrid({"rule.lr": TABLE_1}, "momentum"),
         **feddua("server_lr", SERVER, SERVER, None),
     },
-    "local_muon": {"fedmuon_bc": Grid(MUON)},
-    "fedmuon_bc": {"fedmuon_bc": Grid(MUON)},
+    "local_muon": {"fedmuon_bc": PaperGrid(MUON)},
+    "fedmuon_bc": {"fedmuon_bc": PaperGrid(MUON)},
     "fedmuon_ma": {
-        "fedmuon_ma": Grid(
+        "fedmuon_ma": PaperGrid(
             {"matrix_lr": (0.001, 0.002, 0.005, 0.01, 0.05), "weight_decay": (1e-4, 0.001, 0.01, 0.05, 0.1, 0.2)}
         )
     },
-    "fedprox": {"feddua": Grid({"mu": (0.001, 0.01, 0.1, 1.0), "rule.lr": decades(-2, 0)}, "sgd", IMAGES)},
+    "fedprox": {"feddua": PaperGrid({"mu": (0.001, 0.01, 0.1, 1.0), "rule.lr": decades(-2, 0)}, "sgd", IMAGES)},
     "fedavgm": feddua("server_lr", SERVER, SERVER, SERVER),
     "fedexp": feddua("epsilon", decades(-4, -2), decades(-1, 1), (0.0,)),
     "fedexp_m": feddua("epsilon", decades(-4, -2), decades(-1, 1), (0.0,)),
     "fedadagrad": {
         **feddua("server_lr", decades(-4, -2), decades(-3, -1), decades(-2, 0), tau=(1e-9, 0.0), v_init=(0.0, 0.0)),
-        "fedopt": Grid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd"),
+        "fedopt": PaperGrid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd"),
     },
     "fedadam": {
         **feddua("server_lr", decades(-4, -2), decades(-3, -1), decades(-2, 0), tau=(1e-9, 0.0), v_init=(0.0, 0.0)),
-        "fedopt": Grid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd"),
+        "fedopt": PaperGrid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd"),
     },
-    "fedyogi": {"fedopt": Grid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd")},
+    "fedyogi": {"fedopt": PaperGrid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd")},
     "feddu_adagrad": feddua("epsilon_g", decades(-3, -1), decades(-3, -1), (0.0,), epsilon=(1e-9, 0.0)),
     "feddu_adam": feddua("epsilon_g", decades(-3, -1), decades(-3, -1), (0.0,), epsilon=(1e-9, 0.0)),
-    **{name: {"minimax": Grid({"lr": (0.001, 0.003, 0.01, 0.03, 0.1)})} for name in MINIMAX},
-    **{name: {"fedmud": Grid(values, "sgd")} for name, values in COMPRESSED.items()},
+    **{name: {"minimax": PaperGrid({"lr": (0.001, 0.003, 0.01, 0.03, 0.1)})} for name in MINIMAX},
+    **{name: {"fedmud": PaperGrid(values, "sgd")} for name, values in COMPRESSED.items()},
 }
 
 
-def choose(method: str, workload: str, paper: str = "auto") -> Grid:
+def choose(method: str, workload: str, paper: str = "auto") -> PaperGrid:
     """The grid for a method: that of the named paper, else the first one for the workload, else the first one.
 
     Raises ConfigError if there is none.

@@ -13,7 +13,7 @@ from ...engine.config.schema import LARGEST_COUNT, Experiment, Section, experime
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded_address
-from ..ranges import Range, code, corners, decided, ranges
+from ..ranges import Range, corners, decided, ranges
 
 TOTALS = ("bytes", "seconds")
 """Objectives that are no columns of the record: bytes in both directions, and seconds, of a whole run."""
@@ -31,7 +31,7 @@ MODES_OF: dict[str, str] = {word.upper(): mode for mode, word in MODES.items()}
 """Optuna's name of a direction -> mode."""
 
 
-class Search(Section):
+class SearchSettings(Section):
     """The section `search`."""
 
     objectives: dict[str, Literal["max", "min"]] = Field(default_factory=lambda: {"eval/accuracy": "max"})
@@ -114,11 +114,11 @@ TRIALS = 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """A search to run. `data`: plain data of the experiment with its ranges, without the section `search`."""
 
     data: dict[str, Any]
-    settings: Search
+    settings: SearchSettings
 
     @cached_property
     def ranges(self) -> list[Range]:
@@ -158,20 +158,20 @@ class Plan:
         return {**own(self.data), "search": settings}
 
 
-def plan(data: dict[str, Any]) -> Plan:
+def plan(data: dict[str, Any]) -> SearchPlan:
     """The plan for a file's plain data; ConfigError if it cannot be searched as it is written."""
     data = own(data)
-    made = Plan(data, settings(data.pop("search", None) or {}))
+    made = SearchPlan(data, settings(data.pop("search", None) or {}))
     check(made)
     return made
 
 
-def settings(given: Any) -> Search:
+def settings(given: Any) -> SearchSettings:
     """Validate the section `search`; ConfigError names all errors."""
     if not isinstance(given, dict):
         raise ConfigError(f"search must be a mapping of keys, got {given!r}; write search: {{trials: 20}}")
     try:
-        return Search.model_validate(given)
+        return SearchSettings.model_validate(given)
     except ValidationError as error:
         raise ConfigError("; ".join(dict.fromkeys(sentence(e) for e in error.errors()))) from None
 
@@ -182,12 +182,12 @@ def sentence(error: Any) -> str:
     if key == "hosts":
         return f"search.hosts is called search.workers now, got {error['input']!r}; write search.workers"
     if error["type"] == "extra_forbidden":
-        return f"search.{key} is not a key; {nearest(key, Search.model_fields)}"
+        return f"search.{key} is not a key; {nearest(key, SearchSettings.model_fields)}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     return f"search.{key} {message}, got {error['input']!r}"
 
 
-def check(made: Plan) -> None:
+def check(made: SearchPlan) -> None:
     """Raise ConfigError for settings that exclude each other or do not suit the ranges."""
     found, asked = made.ranges, made.settings
     if not found:
@@ -217,7 +217,7 @@ def check(made: Plan) -> None:
         made.experiment(values)
 
 
-def starts(made: Plan) -> list[dict[str, Any]]:
+def starts(made: SearchPlan) -> list[dict[str, Any]]:
     """The points to try first, coded as in the storage. Raises ConfigError for values outside the ranges."""
     by_key = {r.key: r for r in made.ranges}
     for point in made.settings.start:
@@ -225,8 +225,3 @@ def starts(made: Plan) -> list[dict[str, Any]]:
             if key not in by_key:
                 raise ConfigError(f"search.start: {key} is not a range of this search; {nearest(key, by_key)}")
     return [{key: by_key[key].check(value) for key, value in point.items()} for point in made.settings.start]
-
-
-def coded(made: Plan, values: dict[str, Any]) -> dict[str, Any]:
-    """Values by dotted key, coded as in the storage."""
-    return {r.key: code(values[r.key]) for r in made.ranges}

@@ -29,27 +29,27 @@ from ..page.html import render
 from ..quantities import is_share, shown
 from ..ranges import Range, number
 from .importance import importances, may_have_importances
-from .plan import CHOSE_A_SEED, Plan
+from .plan import CHOSE_A_SEED, SearchPlan
 from .trial_store import Trial, TrialStore
 
 LEADERS = 6
 """Number of the best trials whose curves have colours of their own."""
 
 
-def import_packages(plan: Plan) -> None:
+def import_packages(plan: SearchPlan) -> None:
     """Import the packages of the report before it is to be written: those of the importances take a second."""
     import_module("jinja2")
     if may_have_importances(plan):
         import_module("optuna.importance")
 
 
-def write_search_report(plan: Plan, store: TrialStore, page: Path) -> Path:
+def write_search_report(plan: SearchPlan, store: TrialStore, page: Path) -> Path:
     """Write the page of a search; returns its path."""
     write(page, render(page_of(plan, store.trials(), store.best(), store.reported())))
     return page
 
 
-def page_of(plan: Plan, trials: list[Trial], best: list[Trial], reported: dict[int, dict[int, float]]) -> Page:
+def page_of(plan: SearchPlan, trials: list[Trial], best: list[Trial], reported: dict[int, dict[int, float]]) -> Page:
     """The page. best: the best trial, or the Pareto front. reported: trial -> round -> value of the objective."""
     objectives = list(plan.settings.objectives)
     trial_numbers = "In the order of their numbers. The line is the best value so far."
@@ -72,7 +72,7 @@ def page_of(plan: Plan, trials: list[Trial], best: list[Trial], reported: dict[i
     return Page(f"Search: {plan.data.get('name') or 'search'}", facts(plan, trials), present, problem=unfinished)
 
 
-def facts(plan: Plan, trials: list[Trial]) -> list[str]:
+def facts(plan: SearchPlan, trials: list[Trial]) -> list[str]:
     wanted = ", ".join(
         f"{'largest' if mode == 'max' else 'smallest'} {name}" for name, mode in plan.settings.objectives.items()
     )
@@ -116,7 +116,7 @@ def unit(name: str) -> str:
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-def best_table(plan: Plan, best: list[Trial]) -> PageTable:
+def best_table(plan: SearchPlan, best: list[Trial]) -> PageTable:
     title, note = "Best trial", "best.yaml has it as an experiment file."
     if len(best) > 1:
         title = "Best trials"
@@ -126,7 +126,7 @@ def best_table(plan: Plan, best: list[Trial]) -> PageTable:
     return PageTable(title, note, heads(plan), [row(plan, t, ()) for t in best])
 
 
-def heads(plan: Plan) -> list[str]:
+def heads(plan: SearchPlan) -> list[str]:
     return [
         "trial",
         *plan.settings.objectives,
@@ -136,7 +136,7 @@ def heads(plan: Plan) -> list[str]:
     ]
 
 
-def row(plan: Plan, trial: Trial, best: tuple[int, ...]) -> list[TableCell]:
+def row(plan: SearchPlan, trial: Trial, best: tuple[int, ...]) -> list[TableCell]:
     values = [in_unit(name, v) for name, v in zip(plan.settings.objectives, trial.values, strict=False)]
     values += ["–"] * (len(plan.settings.objectives) - len(values))
     params = [text_of(trial.params[r.key]) if r.key in trial.params else "–" for r in plan.ranges]
@@ -145,18 +145,18 @@ def row(plan: Plan, trial: Trial, best: tuple[int, ...]) -> list[TableCell]:
     return [TableCell(cell, trial.number in best) for cell in cells]
 
 
-def trial_table(plan: Plan, trials: list[Trial], best: list[Trial]) -> PageTable:
+def trial_table(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> PageTable:
     numbers_of_best = tuple(trial.number for trial in best)
     rows = [row(plan, trial, numbers_of_best) for trial in trials]
     return PageTable("All trials", "A click on a head sorts. The best stand out.", heads(plan), rows)
 
 
-def ranges(plan: Plan) -> PageTable:
+def ranges(plan: SearchPlan) -> PageTable:
     rows = [[TableCell(r.key), TableCell(r.kind), TableCell(str(r))] for r in plan.ranges]
     return PageTable("Ranges", "", ["key", "kind", "values"], rows)
 
 
-def settings(plan: Plan) -> PageTable:
+def settings(plan: SearchPlan) -> PageTable:
     """Everything that is no range, without the settings that a search does not use."""
     keys = (*(f"{r.key}." for r in plan.ranges), "engine.backend", "engine.workers")
     fixed = {key: value for key, value in flatten(plan.data).items() if not key.startswith(keys)}
@@ -173,7 +173,7 @@ def finished(trials: list[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.values]
 
 
-def progress(plan: Plan, trials: list[Trial]) -> Iterator[Chart]:
+def progress(plan: SearchPlan, trials: list[Trial]) -> Iterator[Chart]:
     """The value of each trial, and the best so far, one chart for each objective."""
     done = finished(trials)
     for at, (name, mode) in enumerate(plan.settings.objectives.items() if done else ()):
@@ -212,7 +212,7 @@ SYMBOLS = {"pruned": "line-ns-open", "diverged": "x-thin-open", "failed": "cross
 """Markers of the trials without a value, which are drawn at the height of the worst one."""
 
 
-def pareto(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Chart]:
+def pareto(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> Iterator[Chart]:
     """The second objective, and each further one, against the first one."""
     names, done = list(plan.settings.objectives), finished(trials)
     for at in range(1, len(names) if done else 0):
@@ -242,7 +242,7 @@ IMPORTANCE = (
 )
 
 
-def importance(plan: Plan, trials: list[Trial]) -> Iterator[Chart]:
+def importance(plan: SearchPlan, trials: list[Trial]) -> Iterator[Chart]:
     """The importance of each range, one series for each objective; nothing if there are too few trials or ranges."""
     shares = importances(plan, trials)
     if not shares:
@@ -257,7 +257,7 @@ def importance(plan: Plan, trials: list[Trial]) -> Iterator[Chart]:
     yield Chart("marks", "", Axis("importance (%)", zero=True), Axis("", labels=names), series)
 
 
-def sensitivity(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Chart]:
+def sensitivity(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> Iterator[Chart]:
     """Each objective against the values of each range."""
     done = finished(trials)
     for at, name in enumerate(plan.settings.objectives if len(done) > 1 else ()):
@@ -265,7 +265,7 @@ def sensitivity(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[
             yield slice_of(plan, one, at, name, done, best)
 
 
-def slice_of(plan: Plan, one: Range, at: int, name: str, done: list[Trial], best: list[Trial]) -> Chart:
+def slice_of(plan: SearchPlan, one: Range, at: int, name: str, done: list[Trial], best: list[Trial]) -> Chart:
     """One objective against the values of one range. at: the objective's place in the values of a trial."""
     known = [trial for trial in done if one.key in trial.params]
     axis, place = axis_of(one)
@@ -297,7 +297,7 @@ def curves_note(objective: str) -> str:
     return f"{objective} after each evaluated round. The best {LEADERS} trials have colours; pruned trials end early."
 
 
-def curves(plan: Plan, trials: list[Trial], reported: dict[int, dict[int, float]]) -> Iterator[Chart]:
+def curves(plan: SearchPlan, trials: list[Trial], reported: dict[int, dict[int, float]]) -> Iterator[Chart]:
     """The objective over the rounds of each trial."""
     name, mode = next(iter(plan.settings.objectives.items()))
     sign = -1 if mode == "max" else 1

@@ -27,7 +27,7 @@ from ..ranges import corners
 from .folder import LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
 from .found import Found, found
 from .optuna_storage import storage_url
-from .plan import TOTALS, Plan, plan
+from .plan import TOTALS, SearchPlan, plan
 from .report import import_packages, write_search_report
 from .search_progress import SearchProgress
 from .search_tracker import SearchTracker
@@ -47,10 +47,10 @@ def search(
     """Find the best values for the ranges in an experiment, such as {search: loguniform, low: 1e-3, high: 1}.
 
     data: plain data of the experiment, as `files.load_data` reads them, with ranges and optionally a section `search`
-    (see `plan.Search`). folder: for the search's files. resume: continue the search in the folder if there is one; a
-    complete search returns at once, and `data` must be the same except for FREE and FREE_OF_TRIALS. progress: show the
-    progress on standard error. parent: id of an MLflow run in which the search's run is nested. stop: the flag of the
-    caller that signals set, where the search is a part of something that they end too.
+    (see `plan.SearchSettings`). folder: for the search's files. resume: continue the search in the folder if there is
+    one; a complete search returns at once, and `data` must be the same except for FREE and FREE_OF_TRIALS. progress:
+    show the progress on standard error. parent: id of an MLflow run in which the search's run is nested. stop: the flag
+    of the caller that signals set, where the search is a part of something that they end too.
 
     Connects to Ray or starts it, unless trials share processes. Raises ConfigError for a search that cannot run as it
     is written, Interrupted on a signal (`resume` then loses no trial that has ended), FedFleetError if no trial
@@ -71,7 +71,7 @@ def search(
             return conducted(source, processes, stop)
 
 
-def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> TrialSource:
+def prepared(wanted: SearchPlan, folder: Path, progress: bool, parent: str | None) -> TrialSource:
     """Prepare everything except the trials, so that configuration errors are raised before anything runs."""
     kept = search_ids(folder, wanted)
     data = wanted.plain()
@@ -82,14 +82,14 @@ def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> 
     return TrialSource(wanted, store, folder, kept.search_id, watched_by)
 
 
-def store_of(wanted: Plan, folder: Path, kept: SearchIds) -> TrialStore:
+def store_of(wanted: SearchPlan, folder: Path, kept: SearchIds) -> TrialStore:
     """The trials of the search in a folder."""
     url = storage_url(wanted.settings.storage, folder)
     return TrialStore(wanted, url, kept.study, kept.search_id, earlier=not kept.owns)
 
 
 def observers(
-    wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None
+    wanted: SearchPlan, folder: Path, search_id: str, progress: bool, parent: str | None
 ) -> list[RunsObserver[Trial]]:
     tracking = first_experiment(wanted).tracking
     found: list[RunsObserver[Trial]] = [SearchProgress(wanted)] if progress else []
@@ -134,7 +134,7 @@ def execute(source: TrialSource, stop: Callable[[], int], processes: Processes |
         executor.run(source)
 
 
-def shared_processes(plan: Plan) -> AbstractContextManager[Processes | None]:
+def shared_processes(plan: SearchPlan) -> AbstractContextManager[Processes | None]:
     """The processes that trials share; None if each has its own. Raises ConfigError if they must share and cannot."""
     engine = first_experiment(plan).engine
     why_not = why_not_together(engine, plan.settings.workers)
@@ -147,7 +147,7 @@ def shared_processes(plan: Plan) -> AbstractContextManager[Processes | None]:
     return Processes(min(most, at_once), at_once)
 
 
-def first_experiment(plan: Plan) -> Experiment:
+def first_experiment(plan: SearchPlan) -> Experiment:
     """The experiment with the first value of every range."""
     return plan.experiment(next(corners(plan.ranges)))
 
@@ -159,7 +159,7 @@ def left(source: TrialSource) -> str:
     return f"; {ended} of {source.plan.trials} trials have ended; to go on: fedfleet search --resume {source.folder}"
 
 
-def try_out(wanted: Plan, folder: Path) -> None:
+def try_out(wanted: SearchPlan, folder: Path) -> None:
     """Resolve every name at both ends of all ranges, so that configuration errors are raised before anything starts."""
     for values in corners(wanted.ranges):
         prepare(wanted.experiment(values), "search", folder)

@@ -10,14 +10,14 @@ from ...engine.rounds.driver import Record
 from ..executor.observed import RunsObserver
 from ..progress import ProgressOfRuns
 from ..quantities import shown
-from .plan import Plan
+from .plan import SearchPlan
 from .trial_store import Trial
 
 
 class SearchProgress(ProgressOfRuns, RunsObserver[Trial]):
     """An observer that prints the trials that end, and a live line on a terminal."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SearchPlan) -> None:
         super().__init__()
         self.plan = plan
         self.name, self.mode = next(iter(plan.settings.objectives.items()))

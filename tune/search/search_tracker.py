@@ -18,7 +18,7 @@ from ..tracking.origin import origin
 from ..tracking.run_header import RunHeader, header_of
 from ..tracking.writer import TOP, End
 from .folder import trial_folder
-from .plan import Plan
+from .plan import SearchPlan
 from .trial_store import Trial
 
 
@@ -29,7 +29,7 @@ class SearchTracker(TrackerOfRuns[Trial]):
     child_tag = "fedfleet.trial"
     files = ("best.yaml", "result.json", "report.html")
 
-    def __init__(self, plan: Plan, tracking: Tracking, folder: Path, search_id: str, parent: str | None) -> None:
+    def __init__(self, plan: SearchPlan, tracking: Tracking, folder: Path, search_id: str, parent: str | None) -> None:
         """parent: id of an MLflow run in which the search's run is nested."""
         self.plan, self.search_id, self.parent = plan, search_id, parent
         super().__init__(tracking.uri, tracking.experiment, folder, tracking.system)

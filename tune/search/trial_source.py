@@ -13,7 +13,7 @@ from ...engine.rounds.driver import Record
 from ..executor.observed import ObservedSource, RunsObserver
 from ..executor.source import RunRequest
 from .folder import trial_folder
-from .plan import TOTALS, Plan
+from .plan import TOTALS, SearchPlan
 from .trial_store import Trial, TrialStore
 
 
@@ -29,7 +29,12 @@ class TrialSource(ObservedSource[Trial]):
     """Connects the executor with Optuna's storage and the observers."""
 
     def __init__(
-        self, plan: Plan, store: TrialStore, folder: Path, search_id: str, observers: Sequence[RunsObserver[Trial]]
+        self,
+        plan: SearchPlan,
+        store: TrialStore,
+        folder: Path,
+        search_id: str,
+        observers: Sequence[RunsObserver[Trial]],
     ) -> None:
         super().__init__(observers)
         self.plan, self.store, self.folder, self.search_id = plan, store, folder, search_id

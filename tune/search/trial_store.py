@@ -15,7 +15,7 @@ from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvin
 from ...engine.errors import ConfigError
 from .optuna_samplers import sampler
 from .optuna_storage import open_storage
-from .plan import INDEPENDENT, MODES_OF, Plan, starts
+from .plan import INDEPENDENT, MODES_OF, SearchPlan, starts
 from .warm_start import IMPORTED, earlier_trials, imported
 
 ENDED = {"finished": "COMPLETE", "pruned": "PRUNED", "diverged": "PRUNED", "failed": "FAIL"}
@@ -48,7 +48,7 @@ OWNER = "fedfleet.search_id"
 class TrialStore:
     """A study of Optuna with the trials of one search."""
 
-    def __init__(self, plan: Plan, url: str, name: str, search_id: str = "", earlier: bool = False) -> None:
+    def __init__(self, plan: SearchPlan, url: str, name: str, search_id: str = "", earlier: bool = False) -> None:
         """search_id: of the search that the study belongs to; "" opens a study of no search. earlier: whether the
         search began when studies did not bear ids; then a study without one is taken for its own."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -192,7 +192,7 @@ class TrialStore:
         return Trial(trial.number, attrs.get("status", "running"), params, values, rounds, attrs.get("reason", ""))
 
 
-def pruner(plan: Plan) -> BasePruner:
+def pruner(plan: SearchPlan) -> BasePruner:
     """Optuna's pruner for the settings."""
     grace = plan.settings.grace
     if plan.settings.pruner == "asha":

@@ -13,7 +13,7 @@ from ...engine.errors import ConfigError, nearest
 from ...engine.storage.secrets import redacted
 from .folder import KEPT, kept_ids, load
 from .optuna_storage import distribution, open_storage, storage_url
-from .plan import MODES_OF, Plan
+from .plan import MODES_OF, SearchPlan
 
 KEY = "search.warm_start"
 
@@ -26,7 +26,7 @@ def imported(trial: Any) -> bool:
     return IMPORTED in trial.user_attrs
 
 
-def earlier_trials(plan: Plan) -> Iterator[Any]:
+def earlier_trials(plan: SearchPlan) -> Iterator[Any]:
     """The finished trials of the searches in `search.warm_start`, as trials of Optuna for the new study.
 
     Raises ConfigError for a search that cannot be read, or that has other ranges or objectives than the plan.
@@ -83,7 +83,7 @@ def opened(url: str) -> Any:
     return open_storage(url)
 
 
-def check_objectives(plan: Plan, study: Any, source: str) -> None:
+def check_objectives(plan: SearchPlan, study: Any, source: str) -> None:
     """Raise ConfigError if a study has other objectives than the plan, or other directions."""
     wanted, modes = plan.settings.objectives, [MODES_OF[d.name] for d in study.directions]
     names = study.metric_names or list(wanted)
@@ -93,7 +93,7 @@ def check_objectives(plan: Plan, study: Any, source: str) -> None:
         raise ConfigError(f"{KEY}: {source} searched for {found}, and this search is for {ours}; leave it out")
 
 
-def check_ranges(plan: Plan, theirs: dict[str, Any], source: str) -> None:
+def check_ranges(plan: SearchPlan, theirs: dict[str, Any], source: str) -> None:
     """Raise ConfigError if the ranges of an earlier search are not those of the plan."""
     ours = {one.key: distribution(one) for one in plan.ranges}
     differ = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))

@@ -47,17 +47,17 @@ class Outcome(NamedTuple):
     failed_trials: int
 
 
-class Stage(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs that do not depend on each other. what: name of a run; planned: returns the runs, when all runs of earlier
-    stages have ended."""
+    groups have ended."""
 
     what: str
     planned: Callable[[StudyFolder], list[Cell]]
 
 
-TRIALS = Stage("trial", lambda folder: trials(folder.study))
-CELLS = Stage("cell", lambda folder: [cell for cell in folder.cells() if cell.fork is None])
-FORKS = Stage("fork", lambda folder: [cell for cell in folder.cells() if cell.fork is not None])
+TRIALS = RunGroup("trial", lambda folder: trials(folder.study))
+CELLS = RunGroup("cell", lambda folder: [cell for cell in folder.cells() if cell.fork is None])
+FORKS = RunGroup("fork", lambda folder: [cell for cell in folder.cells() if cell.fork is not None])
 
 
 def run_study(
@@ -89,11 +89,11 @@ def run_study(
                 threading.Thread(target=import_packages, name="imports", daemon=True).start()
                 with Executor(engine, stop, jobs, share=not engine.address, processes=processes) as executor:
                     source = Cells(folder, observers, keep_models)
-                    source.stages.append(TRIALS)
+                    source.groups.append(TRIALS)
                     if any(folder.searched(key) is None for key in searches(study)):
                         execute(executor, source, stop)
                         search_ranges(study, folder, executor, jobs, stop, quiet)
-                    source.stages.extend((CELLS, FORKS))
+                    source.groups.extend((CELLS, FORKS))
                     execute(executor, source, stop)
                 if stop():
                     raise Interrupted(stop())
@@ -109,7 +109,7 @@ def run_study(
 
 
 def execute(executor: Executor, source: Cells, stop: Stop) -> None:
-    """Execute the stages of a source, unless a signal asks to end."""
+    """Execute the groups of a source, unless a signal asks to end."""
     if not stop() and source.ready():
         executor.run(source)
     for observer in source.observers:
@@ -131,25 +131,25 @@ def search_ranges(
 
 
 class Cells(ObservedSource[Cell]):
-    """The source of a study: hands out the cells that are not over, stage after stage.
+    """The source of a study: hands out the cells that are not over, group after group.
 
-    A stage begins when all cells of the stage before it have ended.
+    A group begins when all cells of the group before it have ended.
     """
 
     def __init__(self, folder: StudyFolder, observers: Sequence[RunsObserver[Cell]], keep_models: bool) -> None:
         super().__init__(observers)
         self.folder, self.keep_models = folder, keep_models
-        self.stages: deque[Stage] = deque()  # that have not begun
+        self.groups: deque[RunGroup] = deque()  # that have not begun
         self.waiting: deque[Cell] = deque()
 
     def ready(self) -> bool:
-        """Begin the next stages until one has a cell; returns whether there is one. No cell may be under way."""
-        while not self.waiting and self.stages:
-            stage = self.stages.popleft()
-            unique = {cell.key: cell for cell in stage.planned(self.folder)}  # equal configurations run once
+        """Begin the next groups until one has a cell; returns whether there is one. No cell may be under way."""
+        while not self.waiting and self.groups:
+            group = self.groups.popleft()
+            unique = {cell.key: cell for cell in group.planned(self.folder)}  # equal configurations run once
             old = {key: cell for key, cell in unique.items() if self.folder.status(cell) in OVER}
             for observer in self.observers if unique else ():
-                observer.begins(stage.what, len(unique), list(old.values()))
+                observer.begins(group.what, len(unique), list(old.values()))
             self.waiting.extend(cell for key, cell in unique.items() if key not in old)
         return bool(self.waiting)
 
