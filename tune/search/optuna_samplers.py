@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from cmaes import CMA
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study, StudyDirection
@@ -91,6 +90,8 @@ class CmaEs(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
         if len(search_space) < 2:
             return {}
+        from cmaes import CMA  # it loads SciPy
+
         size = len(search_space)
         box = np.repeat([[0.0, 1.0]], size, axis=0)
         optimiser = CMA(mean=np.full(size, 0.5), sigma=1 / 6, bounds=box, seed=self.seed)
