@@ -33,7 +33,9 @@ from scale import config, spread
 
 from fedfleet.engine.backends.ray.connect import here, start_ray
 from fedfleet.engine.backends.ray.driver_actor import examples
-from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerPool, WorkerRequest
+from fedfleet.engine.backends.ray.ray_pool import Hooks, RayPool
+from fedfleet.engine.backends.ray.worker_handle import WorkerRequest
+from fedfleet.engine.cohorts.tasks import steps_of
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.records.arrow_columns import to_arrow
 from fedfleet.engine.rounds.driver import DataSummary, Driver
@@ -62,9 +64,11 @@ def play(run_spec: RunSpec) -> Iterator[dict[str, float]]:
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
     driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
     groups = run_spec.experiment.engine.groups()
-    requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
+    mine = ray.get_runtime_context().get_node_id()
+    requests = [WorkerRequest(group, here(), mine) for group in groups for _ in range(group.count)]
     hooks = Hooks(lambda: None, driver.log)
-    driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
+    steps = steps_of(split.client_index.sizes, run_spec.experiment.federation.local)
+    driver.start(lambda table: RayPool(run_spec, data, table, hooks, steps, requests))
     try:
         for event in driver.rounds():
             if isinstance(event, dict):

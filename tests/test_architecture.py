@@ -47,7 +47,6 @@ ROOMS = [
     "planning",
     "rounds",
     "backends",
-    "backends.ray.process_start",
     "backends.ray",
     "runs",
     "api",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ...algorithms.aggregation.contract import Aggregator, Mean, in_proportion
-from ...algorithms.contract import Message
 from ..cohorts.sampling import cohort_sizes, draws_somebody
 from ..config.schema import Federation
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
 from .message_rows import EXTRA, capacity
-from .vectors import in_tasks, pieces_of, vector_leaves, vectors_of
+from .vectors import vector_leaves
 
 
 def collects(run_spec: RunSpec) -> bool:
@@ -135,19 +134,3 @@ def check_counts(rule: Aggregator, federation: Federation, drawn: int) -> None:
         )
     if why := rule.refuses(rows, f):
         raise ConfigError(f"aggregate: {why}")
-
-
-def result_bytes(run_spec: RunSpec, message: Message) -> int:
-    """The most bytes that a task of a pass returns: its part of the answer, or of the Gram matrices of its vectors."""
-    vectors = vectors_of(message, planned_rule(run_spec).vectors, len(run_spec.buffers))
-    rows = largest_cohort(run_spec) + EXTRA
-    single = vectors_of(message, "each", len(run_spec.buffers))
-    places = planned_rule(run_spec).most_places
-    most = 0
-    for pieces in (*in_tasks(pieces_of(vectors, True)), *in_tasks(pieces_of(single, True))):
-        numbers = sum(piece.span.length for piece in pieces)
-        answer = 8 * numbers + (128 + 24 * rows) * len(pieces)
-        grams = len({piece.vector for piece in pieces}) * (8 * rows * rows + 128)
-        values = 8 * rows * min(numbers, places(numbers)) + 128 * len(pieces)
-        most = max(most, answer + 1024, grams, values)
-    return most

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ..accelerators.faults import is_device_lost
 from ..clients.worker import Data, Worker
@@ -18,8 +18,6 @@ from ..state.row_files import StateLayout
 
 class LocalPool(Pool):
     """One worker, in this process."""
-
-    takes_more: ClassVar[bool] = True
 
     def __init__(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> None:
         """beat: called before every task and every local step; it may raise an exception to stop the run."""

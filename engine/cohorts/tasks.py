@@ -7,7 +7,6 @@ time, and whose sums it returns as one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -166,41 +165,6 @@ class TrainingTask(NamedTuple):
         task = ClientTask(self.index, self.clients[clients], cuts)
         columns = self.columns_of(clients)
         return TrainingTask(task, self.round, self.warm_start, *columns, branch, *self._extras_of(clients))
-
-
-@dataclass(frozen=True)
-class PackedTasks:
-    """The tasks of one phase with their columns concatenated.
-
-    Pickling them takes a fifth of the time that it takes for the separate arrays of all tasks.
-    """
-
-    tasks: list[tuple[int, tuple[int, ...], TreeNode | None, int, int]]  # (index, cuts, branch, round, place)
-    warm_start: bool
-    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write, position; each (clients of all tasks,)
-    steps: np.ndarray | None  # (clients of all tasks,), see `TrainingTask`
-    targets: np.ndarray | None  # (clients of all tasks,), see `TrainingTask`
-
-    @staticmethod
-    def of(works: Sequence[TrainingTask]) -> PackedTasks:
-        tasks = [(work.index, work.cuts, work.branch, work.round, work.place) for work in works]
-        columns = zip(*((w.task.clients, *w.columns_of(slice(None))) for w in works), strict=True)
-        extras = zip(*((w.steps, w.targets) for w in works), strict=True)
-        return PackedTasks(tasks, works[0].warm_start, tuple(map(np.concatenate, columns)), *map(joined, extras))
-
-    def __getitem__(self, position: int) -> TrainingTask:
-        index, cuts, branch, round, place = self.tasks[position]
-        begin = sum(before[-1] for _, before, *_ in self.tasks[:position])
-        part = slice(begin, begin + cuts[-1])
-        clients, visits, weights, read, write, positions = (column[part] for column in self.columns)
-        steps, targets = (None if each is None else each[part] for each in (self.steps, self.targets))
-        task, extras = ClientTask(index, clients, cuts), (branch, steps, targets, place)
-        return TrainingTask(task, round, self.warm_start, visits, weights, read, write, positions, *extras)
-
-
-def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """The arrays one after another; None if there are none, which then holds for all."""
-    return np.concatenate([part for part in parts if part is not None]) if parts[0] is not None else None
 
 
 class Broadcast(NamedTuple):

@@ -14,7 +14,7 @@ FREE_KEYS = (
     "engine.address",
     "engine.patience",
     "engine.placement",
-    "engine.port",
+    "engine.port",  # of earlier versions
     "engine.wait",
     "engine.pending",
 )

@@ -444,9 +444,6 @@ class Engine(Section):
     """On a cluster, `pack` (default) puts workers on as few nodes as possible, `spread` on all nodes."""
     wait: float = Field(default=60.0, gt=0)
     """The seconds to wait for resources of the cluster that other jobs hold, more than 0."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """The port at which the driver of a run on several nodes listens for these nodes, up to 65535; 0 for any free one.
-    """
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(

@@ -6,15 +6,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
-
-import numpy as np
+from typing import Any, Literal
 
 from ..cohorts.tasks import Broadcast
 from ..errors import RemoteCause, full_traceback
 from ..kernels.library import NoKernels
 from ..memory import is_device_full, is_out_of_memory
-from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape
+from ..reduction.tree import PartialSum, TaskResult, TreeShape
 from ..user_code import error_summary
 
 Call = Literal["train", "evaluate", "aggregate"]
@@ -79,8 +77,8 @@ class Phase:
 
     broadcast: what every task reads. shape: the tree in whose order the results of the round's tasks are added.
     repeated: these tasks, or parts of them, have run before in this round and failed. with_sums: every result comes
-    with its own sums. more: called with a number, it returns up to so many further tasks that can run now; a pool that
-    `takes_more` calls it whenever its workers would soon be without a task, and the phase ends when it returns none.
+    with its own sums. more: called with a number, it returns up to so many further tasks that can run now; a pool
+    calls it whenever its workers would soon be without a task, and the phase ends when it returns none.
     Before it returns tasks it may append leaves to the broadcast, and put others in the place of those that no task
     under way reads.
     """
@@ -104,27 +102,14 @@ Outcome = TaskResult | Failure | PartialSum
 class Pool(ABC):
     """Runs the tasks of one phase at a time. A task gives the same result wherever, and however often, it runs."""
 
-    takes_more: ClassVar[bool] = False
-    """Whether the pool asks for further tasks of a phase, see `Phase.more`."""
-
     @abstractmethod
     def run_phase(self, phase: Phase) -> Iterator[Outcome]:
         """Begin the phase's tasks, and return an iterator over their outcomes.
 
         Every task has one TaskResult or one Failure, in any order. A task that a pool splits has several TaskResults,
-        one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums,
-        which come last. The sums of a repeated phase, and of one `with_sums`, come with the results; in such a phase
-        the arrays of a result are valid until the next outcome is asked for, unless they are kept, otherwise until the
-        next phase that is not repeated.
+        one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums.
+        The sums of a repeated phase, and of one `with_sums`, come with the results.
         """
-
-    def keep(self, result: TaskResult) -> Leaves:
-        """Arrays equal to those of the last outcome of a phase `with_sums`, which stay valid: copies, or the same ones
-        if the pool can do without their memory until it is given back, or until it begins a phase."""
-        return [np.array(leaf) for leaf in result.leaves or []]
-
-    def give_back(self, index: int) -> None:  # noqa: B027 most pools have nothing to do
-        """The arrays that were kept of the result of the task with this index are not needed any more."""
 
     def clock(self) -> float:
         """Seconds since some moment, without those in which other runs of the process have the turn."""

@@ -48,7 +48,7 @@ class Retry:
         if once:
             self.repeated += len(once)
             repeated = self.pool.run_phase(phase.again([failure.task for failure in once]))
-            yield from map(with_own_memory, self._successes(repeated, twice))
+            yield from self._successes(repeated, twice)
         for failure in twice:
             if failure.kind == "device" and self.at_once and largest_block(failure.task) > 1:
                 raise BlockTooLarge(f"{failure.task.description} failed twice on {failure.where}: {failure.cause}")
@@ -142,10 +142,7 @@ class Retry:
 
     def _run_one(self, phase: Phase, task: TrainingTask) -> TaskResult | Failure:
         """Run one task while nothing else is under way."""
-        (outcome,) = (
-            outcome if isinstance(outcome, Failure) else with_own_memory(outcome)
-            for outcome in self.pool.run_phase(phase.again([task]))
-        )
+        (outcome,) = self.pool.run_phase(phase.again([task]))
         assert not isinstance(outcome, PartialSum)
         return outcome
 
@@ -153,10 +150,3 @@ class Retry:
 def largest_block(task: Any) -> int:
     """The largest number of clients that a task trains at once; 0 for other tasks."""
     return int(np.diff((0, *task.cuts)).max()) if isinstance(task, TrainingTask) else 0
-
-
-def with_own_memory(result: TaskResult | PartialSum) -> TaskResult | PartialSum:
-    """A result whose arrays are copies: a pool may use their memory for the next task."""
-    if isinstance(result, PartialSum) or result.leaves is None:
-        return result
-    return result._replace(leaves=[np.array(leaf) for leaf in result.leaves])

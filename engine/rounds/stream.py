@@ -27,7 +27,6 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Server
 from ..aggregation.stage import StageRunner
 from ..cohorts.tasks import (
-    MOST_TASKS,
     Broadcast,
     ClientTask,
     TrainingTask,
@@ -62,12 +61,10 @@ class ClientResult(NamedTuple):
 
 
 class BlockSum(NamedTuple):
-    """The sums of the clients of one block that belong to one update. facts: in the order of FACTS. task: the index of
-    the task whose arrays the pool keeps for these leaves; None if they have memory of their own."""
+    """The sums of the clients of one block that belong to one update. facts: in the order of FACTS."""
 
     leaves: Leaves
     facts: list[float]
-    task: int | None = None
 
     @staticmethod
     def add(left: BlockSum, right: BlockSum) -> BlockSum:
@@ -108,7 +105,6 @@ class Waiting:
         self.groups: list[Group] = []  # a heap of those that no worker has been given
         self.unfinished: dict[int, int] = {}  # version -> its groups that have not ended
         self.sums: dict[int, dict[int, dict[int, BlockSum]]] = {}  # update -> version -> number of the block -> sum
-        self.kept: dict[int, int] = {}  # task -> the number of its sums that lie in memory of the pool
         self.results: dict[Job, ClientResult] = {}
         self.dropped: set[Job] = set()
         self.spent: dict[str, float] = defaultdict(float)  # seconds of the workers since the last update
@@ -274,7 +270,7 @@ class Stream(Training):
 
     def _begin_phase(self) -> Running:
         running = Running(self.phases.next_version())
-        tasks = self._more(running, 1 if self.phases.pool.takes_more else MOST_TASKS)
+        tasks = self._more(running, 1)
         assert tasks
         more = partial(self._more, running)
         phase = Phase("train", tasks, running.broadcast, tree_shape(tasks), with_sums=True, more=more)
@@ -286,7 +282,6 @@ class Stream(Training):
         result = next(running.results, None)
         if result is None:
             self.running = None
-            self._take_over_sums()
             return []
         assert isinstance(result, TaskResult)
         group, rows = running.given.pop(result.index)
@@ -380,15 +375,10 @@ class Stream(Training):
         """Keep the result of a task until its updates. rows: of its clients' new states."""
         waiting, found, jobs = self.waiting, result.clients, group.jobs
         waiting.unfinished[group.version] -= 1
-        kept = self.phases.pool.keep(result)
-        task = result.index if kept and kept is result.leaves else None
-        sums = sums_by_target(result._replace(leaves=kept))
-        for (block, update), leaves in sums.items():
+        for (block, update), leaves in sums_by_target(result).items():
             facts = [result.facts[f"{name}/{block}/{update}"] for name in FACTS]
             of_version = waiting.sums.setdefault(update, {}).setdefault(group.version, {})
-            of_version[group.blocks[block].number] = BlockSum(leaves, facts, task)
-        if task is not None:
-            waiting.kept[task] = len(sums)
+            of_version[group.blocks[block].number] = BlockSum(leaves, facts)
         digests, absent = found.get("digest"), set(result.dropped_positions)
         places = [place for place in range(len(jobs)) if place not in absent]  # a client may have two of the jobs
         numbers = zip(*(found[name].tolist() for name in ("loss", "norm2", "steps")), strict=True) if places else []
@@ -404,25 +394,6 @@ class Stream(Training):
         self.phases.tell_notes(self.number + 1, result.facts)
         for name in (*TIMES, "seconds"):
             waiting.spent[name] += result.facts.get(name, 0.0)
-
-    def _take_over_sums(self) -> None:
-        """Copy the sums that lie in memory of the pool, which is used again by its next phase."""
-        for versions in self.waiting.sums.values():
-            for blocks in versions.values():
-                for number, block in blocks.items():
-                    if block.task is not None:
-                        blocks[number] = BlockSum([np.array(leaf) for leaf in block.leaves], block.facts)
-        self.waiting.kept.clear()
-
-    def _give_back_sums(self, update: int) -> None:
-        """Forget the sums for an update, and give the pool its memory back."""
-        kept = self.waiting.kept
-        for blocks in self.waiting.sums.pop(update, {}).values():
-            for task in (block.task for block in blocks.values() if block.task is not None):
-                kept[task] -= 1
-                if not kept[task]:
-                    del kept[task]
-                    self.phases.pool.give_back(task)
 
     # --- the commit ---------------------------------------------------------------------------------------------------
     def commit(self, update: Update, totals: RoundTotals) -> None:
@@ -441,7 +412,7 @@ class Stream(Training):
     def _forget(self) -> None:
         """Drop what no later update needs."""
         waiting, number = self.waiting, self.number
-        self._give_back_sums(number)
+        waiting.sums.pop(number, None)
         for version in [v for v in waiting.origins if v < number and not self._has_jobs_ahead(v)]:
             del waiting.origins[version]
         for version in [v for v in waiting.broadcasts if not waiting.unfinished[v] and not self._keeps(v)]:

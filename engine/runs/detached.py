@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from ..backends.ray.connect import carried, here, join, start_ray
 from ..backends.ray.driver_actor import listen
-from ..backends.ray.worker_pool import START_SECONDS
+from ..backends.ray.worker_handle import START_SECONDS
 from ..errors import ConfigError, DriverDied, FedFleetError, NoRoom
 from ..records.event_log import EventLog
 from ..records.history import Record

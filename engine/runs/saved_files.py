@@ -73,6 +73,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
         found = first_line(error)
     if not isinstance(found, dict):
         raise ConfigError(f"{file} is damaged ({found}); put the run's configuration back")
+    if isinstance(found.get("engine"), dict):
+        found["engine"].pop("port", None)  # earlier versions had connections of their own between nodes
     return found
 
 

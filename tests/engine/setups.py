@@ -73,7 +73,9 @@ def driver_on_ray(run_spec: RunSpec) -> Iterator[Driver]:
 
     from fedfleet.engine.backends.ray.connect import here
     from fedfleet.engine.backends.ray.driver_actor import examples
-    from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerPool, WorkerRequest
+    from fedfleet.engine.backends.ray.ray_pool import Hooks, RayPool
+    from fedfleet.engine.backends.ray.worker_handle import WorkerRequest
+    from fedfleet.engine.cohorts.tasks import steps_of
     from fedfleet.engine.records.arrow_columns import to_arrow
 
     split = run_spec.split()
@@ -81,9 +83,11 @@ def driver_on_ray(run_spec: RunSpec) -> Iterator[Driver]:
     driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
     try:
         groups = run_spec.experiment.engine.groups()
-        requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
+        mine = ray.get_runtime_context().get_node_id()
+        requests = [WorkerRequest(group, here(), mine) for group in groups for _ in range(group.count)]
         hooks = Hooks(lambda: None, driver.log)
-        driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
+        steps = steps_of(split.client_index.sizes, run_spec.experiment.federation.local)
+        driver.start(lambda table: RayPool(run_spec, data, table, hooks, steps, requests))
         yield driver
     finally:
         driver.close()

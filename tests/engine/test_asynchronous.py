@@ -23,7 +23,7 @@ from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.workload import Split
 
 from ..reference.asynchronous import Reference, scalar_descent, scalar_fednova
-from .setups import driver_here, driver_on_ray, states_of
+from .setups import driver_here, states_of
 
 EQUAL = {"devices": {"name": "equal"}}
 UNEQUAL = {"devices": {"name": "lognormal", "sigma": 1.0}, "dropout": 0.1}
@@ -388,28 +388,6 @@ def test_processes_on_ray_have_the_bits_of_one_process(workers):
     assert same(here, there)
     for name in ("train/loss", "system/clock", "async/staleness", "client/norm2"):
         assert [row[name] for row in here.rows] == [row[name] for row in there.rows]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("every", [0, 4])
-@pytest.mark.parametrize("most", [0, 1, 64])
-def test_sums_in_memory_of_the_pool_have_the_bits_of_copies(most, every, monkeypatch, ray_here):
-    """Also where an evaluation ends the phase while sums wait for their updates."""
-    from fedfleet.engine.backends.ray import worker_pool
-
-    monkeypatch.setattr(worker_pool, "MOST_KEPT", most)
-    pace, engine = {"name": "buffered", "buffer": 3}, {"backend": "ray", "workers": 2, "block": 2}
-    chosen = digits(pace, SCAFFOLD, 12, UNEQUAL, engine=engine, evaluate={"every": every})
-    kept = []
-    with driver_on_ray(prepare(chosen, "test")) as driver:
-        for event in driver.rounds():
-            if isinstance(event, dict):
-                kept.append(len(driver.pool.kept))  # pyright: ignore[reportAttributeAccessIssue]
-        model = driver.tensors()
-    assert max(kept) <= most
-    assert any(kept) == (most > 0)
-    here = run(digits(pace, SCAFFOLD, 12, UNEQUAL, engine={"block": 2}, evaluate={"every": every}))
-    assert all(torch.equal(model[name], here.model[name]) for name in model)
 
 
 def test_a_single_client_is_drawn_as_several_are():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import signal
 from itertools import pairwise
@@ -14,8 +13,6 @@ from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.cohorts.tasks import (
     FEWEST_TASKS,
     MOST_TASKS,
-    PackedTasks,
-    TrainingTask,
     block_ends,
     plan_tasks,
     steps_of,
@@ -198,21 +195,3 @@ def test_tasks_shrink_towards_the_end(blocks):
     assert (widths > 0).all()
     assert widths[0] <= max(1, round(0.14 * blocks))
     assert widths[-1] <= max(2, round(0.02 * blocks))
-
-
-def test_packed_for_pickle_tasks_are_the_same():
-    """Pickled tasks are unchanged: whole ones, and parts of tasks as they are run again after a failure."""
-    sampled = sampling.sample(0, 1, 300, 90)
-    rng = np.random.default_rng(0)
-    columns = (rng.integers(0, 9, 90), rng.random(90), rng.integers(-1, 500, 90), rng.permutation(500)[:90])
-    tasks = plan_tasks(sampled, rng.integers(1, 50, 90), Local(epochs=1, batch=10), block=2)
-    works = [TrainingTask.of(task, (3, False), sampled, columns) for task in tasks]
-    works[1:2] = [works[1].subset(np.array([1])), works[1].subset(np.array([0]))]
-    packed = pickle.loads(pickle.dumps(PackedTasks.of(works)))
-    for place, work in enumerate(works):
-        again = packed[place]
-        assert (again.index, again.round, again.warm_start) == (work.index, 3, False)
-        assert again.task.cuts == work.task.cuts
-        for name in ("visits", "weights", "read", "write"):
-            assert getattr(again, name).tolist() == getattr(work, name).tolist()
-        assert again.task.clients.tolist() == work.task.clients.tolist()

@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from fedfleet.engine import memory, run
-from fedfleet.engine.backends.ray.worker_pool import death
+from fedfleet.engine.backends.ray.worker_handle import death
 from fedfleet.engine.errors import OutOfMemory
 from fedfleet.engine.run_spec import RunSpec
 

@@ -6,7 +6,7 @@ import inspect
 import re
 from types import ModuleType
 
-from fedfleet.engine.backends.ray.cluster_pool import ClusterPool
+from fedfleet.engine.backends.ray.ray_pool import RayPool
 from fedfleet.engine.records import parquet, per_client
 
 from .text import sentence, table
@@ -99,6 +99,6 @@ def first_with(first: str, name: str, folder: str) -> str:
 
 def cluster() -> list[tuple[str, str]]:
     """The columns of a run on several nodes, from the docstring of the method that counts them."""
-    text = " ".join((inspect.getdoc(ClusterPool.facts) or "").split())
+    text = " ".join((inspect.getdoc(RayPool.facts) or "").split())
     parts = re.split(r"(node/\w+): ", text)[1:]
     return [(f"`{n}`", sentence(words)) for n, words in zip(parts[::2], parts[1::2], strict=True)]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import click
 
-from ...engine.config.schema import Engine, Experiment
+from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError
 from ...engine.storage.expanded import expanded
 from ..search.plan import SearchSettings
@@ -32,15 +32,6 @@ def on_cluster(overrides: Iterable[str], address: str | None, *keys: str) -> tup
     keys = keys or ("engine.backend", "engine.address")
     values = {"engine.backend": "ray", "engine.address": address}
     return (*(f"{key}={values[key]}" for key in keys), *overrides)
-
-
-def import_beside(engine: Engine) -> None:
-    """Have the process started from which Ray's processes will be forked, so that it imports while this one does, if
-    the run of a command will start Ray here."""
-    if engine.backend == "ray" and not engine.address:
-        from ...engine.backends.ray.process_start.fork_server import begin
-
-        begin()
 
 
 class NoFolder(click.ClickException):

@@ -10,7 +10,7 @@ from ...engine.errors import ConfigError
 from ...engine.storage.expanded import expanded_address
 from ..files import load
 from ..outcome import report_errors
-from .options import KeyedCommand, Out, at, import_beside, json_result, on_cluster, overrides, quiet
+from .options import KeyedCommand, Out, at, json_result, on_cluster, overrides, quiet
 
 
 @click.command("resume", cls=KeyedCommand)
@@ -41,7 +41,6 @@ def command(
     if not (directory / "config.yaml").is_file():
         raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
-    import_beside(loaded.engine)
 
     from ..one_run import resume_run, show_result
 

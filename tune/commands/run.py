@@ -9,7 +9,7 @@ import click
 from ..files import load
 from ..outcome import report_errors
 from ..streams import say
-from .options import KeyedCommand, Out, at, import_beside, json_result, on_cluster, overrides, quiet
+from .options import KeyedCommand, Out, at, json_result, on_cluster, overrides, quiet
 
 
 @click.command("run", cls=KeyedCommand)
@@ -34,7 +34,6 @@ def command(
 ) -> None:
     """Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)."""
     loaded = load(experiment, on_cluster(overrides, address))
-    import_beside(loaded.engine)
 
     from ..one_run import begin_run, folder_of, show_result
 

@@ -92,7 +92,7 @@ def kept_ids(path: Path) -> SearchIds:
 # --- whether a search may use it --------------------------------------------------------------------------------------
 FREE = ("trials", "concurrent", "together", "workers", "keep_models")
 """Settings of a search that may change when it is resumed."""
-FREE_OF_ENGINE = ("engine.on_failure", "engine.keep_state", "engine.store", "engine.port")
+FREE_OF_ENGINE = ("engine.on_failure", "engine.keep_state", "engine.store")
 FREE_OF_TRIALS = ("name", "plugins", *FREE_OF_ENGINE, *FREE_KEYS)
 FREE_SECTIONS_OF_TRIALS = ("tracking.", "checkpoint.")
 """Settings of the experiment that may change too: no value of a trial depends on them. Parts of plugins have names."""

@@ -34,7 +34,6 @@ from ...errors import ConfigError, Interrupted
 from ...run_spec import RunSpec
 from ...stopping import at_once
 from .local_ray import FOR_A_RUN, QUIET, below, disconnect, shut_down, start_here
-from .process_start import fork_server
 
 ANSWER_SECONDS = 5.0
 """Seconds that a cluster may take to accept a connection, and for each answer. Ray itself would wait for minutes."""
@@ -44,6 +43,8 @@ SETTINGS = 4
 """The type of the first frame of a server of HTTP/2. It is the fourth byte of the frame."""
 CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """A call of gRPC that the head of every cluster can answer."""
+INLINE_BYTES = 1 << 20
+"""An answer of at most these bytes comes with the message that says that it is there (Ray's own limit is 100 KiB)."""
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
 
 
@@ -116,10 +117,8 @@ def shutdown() -> None:
     with _lock:
         mine, shared = shared, None
         atexit.unregister(shutdown)
-        if mine is not None:
-            if mine.connected():
-                shut_down(mine.processes)
-            fork_server.end()
+        if mine is not None and mine.connected():
+            shut_down(mine.processes)
 
 
 def surroundings() -> tuple[Any, ...]:
@@ -171,6 +170,7 @@ def connect(engine: Engine, stop: Callable[[], int] = lambda: 0) -> bool:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # the workers do the work of the machine
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of calls, which nobody reads
+        os.environ.setdefault("RAY_max_direct_call_object_size", str(INLINE_BYTES))
         with same_sigterm():
             if engine.address:
                 join(engine.address)

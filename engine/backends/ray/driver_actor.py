@@ -35,12 +35,12 @@ from ...state.retention import discard
 from ...state.table import Table
 from ...stopping import on_signal
 from ...storage.lock import driver_lock
-from .cluster_pool import ClusterPool
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics
 from .placement import await_bundles, check_bundles, cluster, leave_all_of, on_node, take
+from .ray_pool import Hooks, RayPool
 from .watch import Watch
-from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_error_line
+from .worker_handle import START_SECONDS, WorkerRequest, last_error_line
 
 ABSENT = "fedfleet is not installed on the cluster; install it on every node, or have `fedfleet submit` bring it"
 LOOK_SECONDS = 0.2
@@ -99,33 +99,25 @@ class DriverProcess:
         On a Ray that others use, the workers reserve their resources at once, or the run says within `engine.wait`
         seconds that others hold them. A trial of a search has reserved its resources already.
         """
-        engine, hooks = self.run_spec.experiment.engine, Hooks(self._check, log)
+        engine, mine = self.run_spec.experiment.engine, ray.get_runtime_context().get_node_id()
         here_all = len(engine.groups()) == 1 and not engine.address
-        bundles = get_current_placement_group()
+        bundles, placement, several = get_current_placement_group(), None, False
         if bundles is not None:
             await_bundles(engine, bundles, self._check)
         if bundles is not None or (here_all and self.alone):
-            worker_requests = [WorkerRequest(group, here()) for group in engine.groups() for _ in range(group.count)]
-            return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests)
-        mine = ray.get_runtime_context().get_node_id()
-        log_now = self.events.append  # not at the end of a round
-        placement = take(engine, self._check, log_now, self.run_spec.run_id, mine if here_all else None)
-        alike = len(engine.groups()) == 1 and engine.workers != "auto"
-        if here_all or (alike and all(spot.node == mine for spot in placement.spots)):
-            worker_requests = [
-                WorkerRequest(spot.group, placement.of(bundle)) for bundle, spot in enumerate(placement.spots)
-            ]
-            return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests, placement)
+            requests = [WorkerRequest(group, here(), mine) for group in engine.groups() for _ in range(group.count)]
+        else:
+            log_now = self.events.append  # not at the end of a round
+            placement = take(engine, self._check, log_now, self.run_spec.run_id, mine if here_all else None)
+            spots = placement.spots
+            requests = [WorkerRequest(spot.group, placement.of(i), spot.node) for i, spot in enumerate(spots)]
+            fixed = len(engine.groups()) == 1 and engine.workers != "auto"
+            several = not here_all and not (fixed and all(spot.node == mine for spot in spots))
         sizes = summary.client_index.sizes
         sizes = np.append(sizes, sizes.max())  # behind the last client is the server, with trusted examples
         steps = steps_of(sizes, self.run_spec.experiment.federation.local)
-        pool = ClusterPool(self.run_spec, data, table, hooks, steps, placement)
-        try:
-            pool.open()
-        except BaseException:
-            pool.close()
-            raise
-        return pool
+        hooks = Hooks(self._check, log)
+        return RayPool(self.run_spec, data, table, hooks, steps, requests, placement, several)
 
     def _data(self) -> tuple[list[Any], DataSummary, list[str]]:
         """(references to the data in Ray's object store, its summary, lines for the log).

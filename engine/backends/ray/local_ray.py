@@ -18,7 +18,6 @@ import ray
 from ....workloads.processors import processors
 from ...errors import FedFleetError, Interrupted
 from ...stopping import SIGNALS
-from .process_start import fork_server
 from .start_obstacles import obstacle, usable_folder, usual_folder, why_not
 
 STORE_BYTES = 2 * 2**30
@@ -59,7 +58,7 @@ class Start:
     def _run(self, options: dict[str, Any]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            with fewer_processes(), short_waits(), on_loopback(), fork_server.forked_processes():
+            with fewer_processes(), short_waits(), on_loopback():
                 ray.init("local", **options)
         except BaseException as error:
             self.error = error
@@ -217,7 +216,7 @@ def no_reports() -> Iterator[None]:
 def shut_down(processes: set[int]) -> None:
     """End the Ray that was started here, with these processes and all their descendants, also where its start has
     failed."""
-    family = family_of(processes | fork_server.process())
+    family = family_of(processes)
     disconnect()
     kill(family)
 
@@ -228,7 +227,6 @@ def disconnect() -> None:
         shut_down_ray()
     if _start is not None:
         _start.over.set()
-    fork_server.end()
 
 
 def shut_down_ray() -> None:
@@ -238,7 +236,7 @@ def shut_down_ray() -> None:
     started = [info.process for infos in getattr(node, "all_processes", {}).values() for info in infos]
     for process in started:
         process.terminate = process.kill
-    family = family_of({process.pid for process in started} | fork_server.process()) if started else []
+    family = family_of({process.pid for process in started})
     ray.shutdown()
     kill(family)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-MOST_NODES = 256
 DRIVER = 0
 """The driver's node, whose files are those of the run, which checkpoints name."""
 
@@ -17,29 +16,30 @@ DRIVER = 0
 class RowLocations:
     def __init__(self, rows: int) -> None:
         """Every row is on the driver's node until another node has written it."""
-        self.copies = np.zeros((MOST_NODES, rows), dtype=bool)
-        self.nodes = 0
+        self.copies = np.ones((1, rows), dtype=bool)  # (nodes, rows)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there have been."""
+        return len(self.copies)
 
     def grow(self, rows: int) -> None:
         """There are `rows` rows now."""
-        more = np.zeros((MOST_NODES, rows - self.copies.shape[1]), dtype=bool)
-        more[: self.nodes] = np.arange(self.nodes)[:, None] == DRIVER
+        more = np.zeros((self.nodes, rows - self.copies.shape[1]), dtype=bool)
+        more[DRIVER] = True
         self.copies = np.concatenate([self.copies, more], axis=1)
 
     def add(self) -> int:
         """The number of a new node."""
-        if self.nodes >= MOST_NODES:
-            raise ValueError(f"at most {MOST_NODES} nodes can come and go in a run")
-        self.nodes += 1
-        self.copies[self.nodes - 1] = self.nodes - 1 == DRIVER
+        self.copies = np.concatenate([self.copies, np.zeros_like(self.copies[:1])])
         return self.nodes - 1
 
     def held(self, rows: np.ndarray) -> np.ndarray:
         """(nodes,): how many of these rows each node has."""
-        return self.copies[: self.nodes, rows].sum(1)
+        return self.copies[:, rows].sum(1)
 
     def wrote(self, node: int, rows: np.ndarray) -> None:
-        self.copies[: self.nodes, rows] = False
+        self.copies[:, rows] = False
         self.copies[node, rows] = True
 
     def copied(self, node: int, rows: np.ndarray) -> None:
@@ -50,10 +50,10 @@ class RowLocations:
 
     def gone(self, rows: np.ndarray) -> np.ndarray:
         """The rows among these that no node has."""
-        return rows[~self.copies[: self.nodes, rows].any(0)]
+        return rows[~self.copies[:, rows].any(0)]
 
     def missing(self, node: int, rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """[(another node, rows that it has), …] for the rows among these that this node lacks."""
         rows = rows[~self.copies[node, rows]]
-        source = self.copies[: self.nodes, rows].argmax(0)
+        source = self.copies[:, rows].argmax(0)
         return [(int(other), rows[source == other]) for other in np.unique(source)]

@@ -1,164 +1,204 @@
-"""The process of a worker: it claims tasks from shared memory until none is left, and gives signs of life."""
+"""A worker as an actor of Ray. One thread runs its tasks; another one gives signs of life and reads rows for others."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import pickle
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+import ray
 from torch.utils import _pytree as pytree
 
 from ....workloads.client_index import ClientIndex
 from ...accelerators import settings
 from ...accelerators.faults import is_device_lost
 from ...accelerators.memory import bound_memory
-from ...aggregation.planning import collects, result_bytes
-from ...aggregation.vectors import vector_leaves
-from ...clients.worker import Data, Worker
-from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks, most_blocks
-from ...errors import LONGEST_TRACEBACK, RAISED_BY_USERS, WorkerUnfit, type_and_first_line
+from ...aggregation.message_rows import read_rows
+from ...clients.worker import Data, Worker, keep_freed_memory
+from ...cohorts.tasks import Broadcast
+from ...errors import RAISED_BY_USERS, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
-from ...method_form.state_spec import StateSpec
 from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
-from ...reduction.tree import TaskResult
+from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...rounds.pool import Call, Failure, failure_of
 from ...run_spec import RunSpec
-from ...state.row_files import StateLayout
+from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ...stopping import on_signal
-from .shared_memory import Address, SharedMemory, Spec
-from .wakeup import Ends, Listener
 
-LOST_DEVICE = 75
-"""The exit status of a worker that lost its device."""
+SIGNS = "signs"
+"""The concurrency group of the calls that a worker answers while it runs a task."""
+STACK_SECONDS = 2.0
+"""The time in which a process writes its stack."""
 
 
 class Order(NamedTuple):
-    """Tasks for workers to claim. number: counts the pool's orders. slots: of the shared memory, one for each task.
-    specs: of the broadcast's arrays."""
+    """What a call of a worker has beside its arrays.
 
-    number: int
-    call: Call
-    slots: tuple[int, ...]
-    tasks: list[Any] | PackedTasks
-    version: int
-    specs: tuple[Spec, ...]
-
-
-SIZE_BITS = 32
-
-
-def order_address(offset: int, size: int) -> int:
-    """The number with which a worker is woken: the offset of the pickled order in the memory of the orders, and its
-    size in bytes."""
-    return offset << SIZE_BITS | size
-
-
-class Signs(NamedTuple):
-    """The files and pipes by which a worker gives signs of life and is woken.
-
-    beats: the file with the times of all workers' last steps, in which `number` is this one's place. stack: the file to
-    write its stack to at SIGUSR1. orders: the file with the orders.
+    tasks: of the phase `call`, in the order of the tree. version: of the broadcast. leaves: the number of its leaves.
+    places: those of the leaves that come with this call; the worker has the others. moved: the rows of client states
+    whose bytes come with it, because another node wrote them. shape: of the phase's tree,
+    in whose order the sums of the tasks are added; None if every result shall come with its own sums.
     """
 
-    number: int
-    beats: str
-    stack: str
-    ends: Ends
-    orders: str
+    call: Call
+    tasks: list[Any]
+    version: int
+    leaves: int
+    places: tuple[int, ...]
+    moved: tuple[np.ndarray, ...]
+    shape: TreeShape | None
+
+
+class Reply(NamedTuple):
+    """The outcomes of an order's tasks, and the sums that do not come with them.
+
+    There are fewer outcomes than tasks if the worker cannot run clients (`unfit`, the reason) or has lost its device.
+    """
+
+    outcomes: list[TaskResult | Failure]
+    sums: list[PartialSum]
+    seconds: float
+    unfit: str = ""
+    lost_device: bool = False
+
+
+class Started(NamedTuple):
+    """A worker that has started: Ray's id of its node, the numbers of its process and of the open file to which the
+    process writes its stack at SIGUSR1."""
+
+    node: str
+    process: int
+    stack: int
+
+
+class StateFiles(NamedTuple):
+    """Where the states of clients are stored. layout: on the driver's node, which has Ray's id `node`. sample: a client
+    state. messages: the number of rows of messages, and the bytes of one."""
+
+    layout: StateLayout
+    node: str
+    sample: Any
+    messages: tuple[int, int]
 
 
 class WorkerProcess(Worker):
-    """A worker in a separate process, a Ray actor: it claims tasks from the shared memory until none is left."""
+    """A worker in a process of its own."""
 
     def __init__(
-        self,
-        run_spec: RunSpec,
-        train: Any,
-        test: Any,
-        client_index: ClientIndex,
-        layout: StateLayout,
-        signs: Signs,
-        address: Address,
+        self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, files: StateFiles, number: int
     ) -> None:
-        self.number = signs.number
-        self.shared_memory = SharedMemory(address)
-        self.slot = -1  # of the task under way
-        beats = np.memmap(signs.beats, np.float64, "r+")
-
-        def beat() -> None:
-            beats[self.number] = time.monotonic()
-
+        """number: of the worker, for messages."""
         on_signal()  # what is to end is decided by the driver
-        self.listener, self.orders = Listener(signs.ends), os.open(signs.orders, os.O_RDONLY)
-        self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
+        keep_freed_memory()
+        self.number, self.beats, self.unfit = number, 0, ""
+        self.leaves: dict[int, np.ndarray] = {}  # of the broadcast, by place
+        self.stack = open(os.memfd_create("fedfleet-stack"), "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
-        self.beat = beat
-        self.unfit = why_not(partial(self._prepare, run_spec, train, test, client_index, layout))
+        self.node = ray.get_runtime_context().get_node_id()
+        self.own = files.node != self.node
+        self.layout = own_files(files, run_spec, self.node) if self.own else files.layout
+        keeps_state = bool(self.layout.folder and pytree.tree_leaves(files.sample))
+        self.files = RowFiles(self.layout, files.sample) if keeps_state else None
+        self.given = run_spec, train, test, client_index
 
-    def _prepare(
-        self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, layout: StateLayout
-    ) -> None:
+    def ready(self) -> Started:
+        """Prepare the worker, in the thread that runs its tasks: some settings of torch belong to a thread. Raises
+        WorkerUnfit where no client of the run can be run here."""
+        self.unfit = why_not(partial(self._prepare, *self.given))
+        del self.given
+        if self.unfit:
+            raise WorkerUnfit(self.unfit)
+        return Started(self.node, os.getpid(), self.stack.fileno())
+
+    def _prepare(self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex) -> None:
         settings.apply(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
         bound_memory(run_spec.device, run_spec.experiment.engine.gpus)
         # Batches of training rows are gathered; those of test rows are views, in which a network might write.
         data = Data(from_arrow(train), from_arrow(test, copied=True), client_index)
         prove_here(run_spec, data)
-        super().__init__(run_spec, data, layout, self.beat)
+        super().__init__(run_spec, data, self.layout, self._live)
 
-    def ready(self) -> int:
-        """The process's number, once it has started. WorkerUnfit where no client of the run can be run here."""
-        self.beat()
-        if self.unfit:
-            raise WorkerUnfit(self.unfit)
-        return os.getpid()
+    def _live(self) -> None:
+        self.beats += 1
 
-    def serve(self) -> None:
-        """Work on orders until the pool is gone."""
-        try:
-            while not self.unfit and (number := self.listener.wait()):
-                offset, size = divmod(number, 1 << SIZE_BITS)
-                self._work(pickle.loads(os.pread(self.orders, size, offset)))  # written by this run's own pool
-                self.listener.done()
-        finally:
-            self.listener.close()
-
-    def _work(self, order: Order) -> None:
-        """Claim and run tasks until none of the order is left."""
-        broadcast = Broadcast(order.version, self.shared_memory.posted(order.specs))
-        claim = partial(self.shared_memory.claim, order.slots, order.number, self.number)
-        while not self.unfit and (place := claim()) is not None:
-            self.slot = order.slots[place]
+    # --- tasks --------------------------------------------------------------------------------------------------------
+    def run(self, order: Order, leaves: Leaves, *packed_rows: np.ndarray) -> Reply:
+        """Run the tasks of an order. leaves, packed_rows: see `Order`."""
+        began = time.perf_counter()
+        self.leaves.update(zip(order.places, leaves, strict=True))
+        for rows, packed in zip(order.moved, packed_rows, strict=True):
+            assert self.files is not None
+            self.files.unpack(rows, packed)
+        broadcast = Broadcast(order.version, [self.leaves[place] for place in range(order.leaves)])
+        outcomes: list[TaskResult | Failure] = []
+        sums = None if order.shape is None else TreeReducer(order.shape, add_leaves)
+        lost = False
+        for task in order.tasks if not self.unfit else ():
             self.beat()
             try:
-                outcome: TaskResult | Failure = self.perform(order.call, order.tasks[place], broadcast)
+                outcome: TaskResult | Failure = self.perform(order.call, task, broadcast)
             except RAISED_BY_USERS as error:  # whatever a method, a workload or a plug-in raises
                 lost = is_device_lost(error)
-                where = f"worker {self.number}, process {os.getpid()}"
-                outcome = failure_of(None, error, where, self.number)
-            if isinstance(outcome, TaskResult):
-                self.shared_memory.put(self.slot, outcome._replace(leaves=[]), outcome.leaves or [])
-                continue
-            if outcome.for_memory:
-                release_freed_memory()
-            if outcome.kind == "worker":
-                self.unfit = outcome.cause  # it takes no other task, which would fail in the same way
-            self.shared_memory.put(self.slot, outcome, [])
-            if lost:  # a process can do nothing more with this device; the pool starts another one
-                os._exit(LOST_DEVICE)
+                outcome = failure_of(None, error, f"worker {self.number}, process {os.getpid()}", self.number)
+            if isinstance(outcome, Failure):
+                if outcome.for_memory:
+                    release_freed_memory()
+                if outcome.kind == "worker":
+                    self.unfit = outcome.cause  # it takes no other task, which would fail in the same way
+                    break
+            elif sums is not None and outcome.leaves:
+                sums.put(sums.shape.node_of(outcome), outcome.leaves)
+                outcome = outcome._replace(leaves=None)
+            outcomes.append(outcome)
+            if lost:
+                break
+        parts = [] if sums is None else [PartialSum(*part) for part in sums.parts.items()]
+        return Reply(outcomes, parts, time.perf_counter() - began, self.unfit, lost)
 
-    def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Views of the shared memory for the task's sums, float64, so that the sums need not be copied."""
-        views = self.shared_memory.space(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
-        return [torch.from_numpy(view) for view in views]
+    # --- answered while a task runs -----------------------------------------------------------------------------------
+    @ray.method(concurrency_group=SIGNS)
+    def seen(self) -> int:
+        """How many signs of life there were: one before each task and each local step."""
+        return self.beats
+
+    @ray.method(concurrency_group=SIGNS)
+    def packed(self, rows: np.ndarray) -> np.ndarray:
+        """(c, bytes of a row) uint8: client states as they are stored, for another node."""
+        assert self.files is not None
+        return self.files.packed(rows)
+
+    @ray.method(concurrency_group=SIGNS)
+    def messages_in(self, rows: np.ndarray, width: int) -> np.ndarray:
+        """(c, width) uint8: the messages in some rows, for the driver's node. width: bytes of a message."""
+        return read_rows(self.layout.messages, rows, width)
+
+    @ray.method(concurrency_group=SIGNS)
+    def remove_files(self) -> None:
+        """Remove the files that the workers of this node have made."""
+        for folder in (self.layout.folder, self.layout.messages) if self.own else ():
+            remove_files(folder)
+
+
+def own_files(files: StateFiles, run_spec: RunSpec, node: str) -> StateLayout:
+    """Where a node that is not the driver's stores client states and messages; all of its workers make these files."""
+    parent, name = run_spec.experiment.engine.store or tempfile.gettempdir(), f"fedfleet-{run_spec.run_id}-{node[:12]}"
+    layout, leaves = files.layout, pytree.tree_leaves(files.sample)
+    if layout.folder:
+        layout = layout._replace(folder=str(Path(parent) / name))
+        if leaves:
+            make_files(layout.folder, layout.capacity, width(leaves, layout.narrow))
+    if layout.messages:
+        layout = layout._replace(messages=str(Path(parent) / f"{name}-messages"))
+        make_files(layout.messages, *files.messages)
+    return layout
 
 
 def why_not(prepare: Callable[[], None]) -> str:
@@ -171,32 +211,18 @@ def why_not(prepare: Callable[[], None]) -> str:
     return ""
 
 
-MemorySizes = tuple[int, int, int, int]
-"""(head, arrays, reply, slots) of a shared memory: the bytes of the broadcast, the bytes of a slot's arrays and reply,
-and the number of slots."""
-
-
-def memory_sizes(run_spec: RunSpec) -> MemorySizes:
-    """The sizes of a shared memory that holds what any phase of the run broadcasts and returns."""
-    method, x = run_spec.method(), run_spec.initial_model()
-    methods = [each for each in (method, method.warm_start) if each is not None]
-    specs = [StateSpec(each, x) for each in methods]
-    sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.message)) for spec in specs)
-    if collects(run_spec):
-        sums = max(sums, *(result_bytes(run_spec, spec.message) for spec in specs))
-    public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.public)) for spec in specs)
-    plan = run_spec.experiment.federation
-    public *= plan.pace.versions
-    if plan.pace.versions > 1:
-        block = run_spec.block(x.flat.numel())  # each of whose clients may belong to another update
-        sums *= block * most_blocks(specs[0].sum_bytes * block)
-    clients = plan.clients if len(methods) > 1 else plan.largest_cohort
-    rows = run_spec.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
-    failure = 8192 + 4 * LONGEST_TRACEBACK  # bytes of a traceback in UTF-8
-    per_client = 128 + 16 * len(vector_leaves(specs[0].message)) * collects(run_spec)
-    return public, sums, failure + per_client * max(clients, rows), MOST_TASKS
-
-
-def bytes_of(leaf: Any) -> int:
-    """The bytes of a leaf in the shared memory, as float64 or narrower."""
-    return Spec(tuple(leaf.shape), "<f8").bytes
+def last_stack(process: int, file: int) -> str:
+    """End a worker that hangs on this node. Returns its stack, also if it ran code that is not Python. file: see
+    `Started`."""
+    try:
+        path = f"/proc/{process}/fd/{file}"
+        os.kill(process, signal.SIGUSR1)
+        deadline, size = time.monotonic() + STACK_SECONDS, -1
+        while time.monotonic() < deadline and (size <= 0 or os.stat(path).st_size != size):
+            size = os.stat(path).st_size
+            time.sleep(0.05)
+        found = Path(path).read_bytes().decode(errors="replace")
+        os.kill(process, signal.SIGKILL)
+    except OSError:
+        return "(it does not answer)"
+    return found or "(it does not answer)"
