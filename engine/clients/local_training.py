@@ -19,8 +19,7 @@ from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
 from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
-from ..kernels.contract import Kernels
-from ..kernels.fused_chain import Chain, RowInputs
+from ..kernels.contract import Kernels, LossInOneCall, RowInputs
 from ..kernels.operators import Half, orthogonalised_by
 from ..kernels.recorded_step import Recording, StepRecorder, copy_into
 from ..kernels.torchs import Torch
@@ -166,7 +165,7 @@ class ClientSteps:
             return None
         return self._descend_in_place(y, lr), total
 
-    def _descend_by_chain(self, chain: Chain, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any]:
+    def _descend_by_chain(self, chain: LossInOneCall, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any]:
         """`descend` by the fused kernels."""
         flat = y.flat
         flat_total = total.flat.clone() if isinstance(total, Tree) else None

@@ -10,18 +10,15 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ...algorithms.tree import Layout
-from ...workloads.workload import Workload
+from ...workloads.workload import Batch, Workload
 from .recorded_step import Proofs, StepRecorder
 from .tape import Tapes
-
-if TYPE_CHECKING:
-    from .fused_chain import Chain
 
 
 class Run(Protocol):
@@ -42,6 +39,48 @@ class Run(Protocol):
     def layout(self) -> Any: ...
     @property
     def frozen(self) -> Any: ...
+
+
+class RowInputs(NamedTuple):
+    """The inputs of examples where they lie: the rows `rows` of the column "input" (N, …) of all rows."""
+
+    column: Tensor
+    rows: Tensor
+
+
+class LossInOneCall(Protocol):
+    """What computes the loss of a workload and its gradient in one call."""
+
+    def gradient(self, points: Tensor, batch: Batch, inputs: RowInputs | None = None) -> tuple[Tensor, Tensor]:
+        """(gradients (c, P), losses (c,)) at the models `points` (c, P), for a batch of columns (c, B, …).
+
+        For one client, all shapes are without c. inputs: with `rows` (c, B), of a column that the network `takes`; they
+        are read instead of the column "input" of the batch. Raises IndexError for a label that is not a class or a row
+        that there is not, RuntimeError for columns with a shape or type that the network does not take, and
+        MemoryError.
+        """
+        ...
+
+    def takes(self, column: Tensor, dtype: torch.dtype) -> bool:
+        """Whether the rows of a column "input" (N, …) are the inputs of the network as they are: nothing is computed
+        from them, and they lie one after another."""
+        ...
+
+    def descend(
+        self,
+        y: Tensor,
+        batches: Batch,
+        lr: float,
+        shift: Tensor | None,
+        total: Tensor | None,
+        inputs: RowInputs | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(y (P,), losses (K,)) after K steps y <- y - lr (gradient + shift) of one client.
+
+        `batches`: columns (K, B, …), one batch per step. `total` (P,): the gradients are added to it in place.
+        `inputs`: as in `gradient`, with `rows` (K, B). Raises the same errors as `gradient`.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +126,7 @@ class Kernels:
         """A context in which they compute what methods orthogonalise."""
         return nullcontext()
 
-    def chain(self, workload: Workload, layout: Layout) -> Chain | None:
+    def chain(self, workload: Workload, layout: Layout) -> LossInOneCall | None:
         """What computes the workload's loss and its gradient in one call, None for autograd. Raises NoKernels if the
         loss cannot be computed so: a run whose plan says so must not go on otherwise, as its bits would differ."""
         return None

@@ -22,7 +22,7 @@ from ...algorithms.tree import Layout
 from ...workloads.classification import Classification
 from ...workloads.workload import Batch, Chained, Workload
 from .arguments import scalar_of
-from .contract import Run
+from .contract import RowInputs, Run
 from .library import NO_CLASS, NO_ROW, NoKernels, check_status, library, pointer
 from .operators import SIDES, Native
 
@@ -60,32 +60,19 @@ class Layer(NamedTuple):
         return (self.outputs, height // 2, width // 2) if self.pool else (self.outputs, height, width)
 
 
-class RowInputs(NamedTuple):
-    """The inputs of examples where they lie: the rows `rows` of the column "input" (N, …) of all rows."""
-
-    column: Tensor
-    rows: Tensor
-
-
 class NotAChain(Exception):
     """chain.h cannot compute the workload's loss. The message says why."""
 
 
 class Chain:
-    """The loss of a workload as chain.h computes it. `parameters`: the length P of the flat vector."""
+    """The loss of a workload as chain.h computes it, a `LossInOneCall`. `parameters`: the length P of the flat
+    vector."""
 
     def __init__(self, layers: list[Layer], chained: Chained, parameters: int) -> None:
         self.layers = np.array(layers, dtype=np.int64)
         self.chained, self.parameters = chained, parameters
 
     def gradient(self, points: Tensor, batch: Batch, inputs: RowInputs | None = None) -> tuple[Tensor, Tensor]:
-        """(gradients (c, P), losses (c,)) at the models `points` (c, P), for a batch of columns (c, B, …).
-
-        For one client, all shapes are without c. inputs: with `rows` (c, B), of a column that the network `takes`; they
-        are read instead of the column "input" of the batch. Raises IndexError for a label that is not a class or a row
-        that there is not, RuntimeError for columns with a shape or type that the network does not take, and
-        MemoryError.
-        """
         points, (label, share) = points.contiguous(), self._labels(batch, points)
         x, rows = self._inputs(batch, inputs, label, points)
         gradients, losses = torch.empty_like(points), points.new_empty(points.shape[:-1])
@@ -93,8 +80,6 @@ class Chain:
         return gradients, self._nan_if_empty(losses, label, share)
 
     def takes(self, column: Tensor, dtype: torch.dtype) -> bool:
-        """Whether the rows of a column "input" (N, …) are the inputs of the network as they are: nothing is computed
-        from them, and they lie one after another."""
         if column.dtype != dtype or not len(column) or not column.is_contiguous():
             return False
         first = self.chained.inputs({"input": column[:1]}, dtype)
@@ -110,11 +95,6 @@ class Chain:
         total: Tensor | None,
         inputs: RowInputs | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y (P,), losses (K,)) after K steps y <- y - lr (gradient + shift) of one client.
-
-        `batches`: columns (K, B, …), one batch per step. `total` (P,): the gradients are added to it in place.
-        `inputs`: as in `gradient`, with `rows` (K, B). Raises the same errors as `gradient`.
-        """
         steps = len(batches["label"])
         (label, share), losses = self._labels(batches, y.expand(steps, -1)), y.new_empty(steps)
         x, rows = self._inputs(batches, inputs, label, y)

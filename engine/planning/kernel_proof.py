@@ -45,8 +45,7 @@ from ..clients.worker import Data
 from ..cohorts import sampling
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import Rounding, agrees, equal, excess, largest_entry
-from ..kernels.contract import Kernels
-from ..kernels.fused_chain import RowInputs
+from ..kernels.contract import Kernels, RowInputs
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, matrices_of
 from ..kernels.torchs import Torch

@@ -285,8 +285,8 @@ def test_a_loss_that_is_not_a_number(tmp_path):
         run(chosen, tmp_path / "out")
     assert caught.value.round == 4
     assert f"client {client} moved inf" in str(caught.value)
-    kept = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
-    assert kept == ["round-000001", "round-000002", "round-000003"]
+    kept = sorted(path.name for path in (tmp_path / "out" / "checkpoints").glob("round-*"))
+    assert kept == ["round-000001.json", "round-000002.json", "round-000003.json"]
     from mlflow import MlflowClient
 
     client_of = MlflowClient(uri)
