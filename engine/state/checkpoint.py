@@ -8,9 +8,9 @@ A checkpoint copies no rows but pins them: they are not overwritten while it is 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import first_line
 from ..storage.object_store import LocalFolder
 from ..storage.secrets import redacted
-from .checkpoint_store import CheckpointStore, Damaged, Snapshot, name_of
+from .checkpoint_store import BLOBS, CheckpointStore, Damaged, Snapshot, name_of
 from .copies import Copies
 from .table import Table
 
@@ -155,8 +155,15 @@ def checkpointed_rounds(directory: str | Path) -> list[int]:
 
 
 def remove_all(directory: str | Path) -> None:
-    """Remove the checkpoints of a run's folder, also half-written ones."""
-    shutil.rmtree(Path(directory) / "checkpoints", ignore_errors=True)
+    """Remove the checkpoints of a run's folder, also half-written ones, and `checkpoints/` unless it holds something
+    else."""
+    folder = Path(directory) / "checkpoints"
+    checkpoints_in(directory).keep(())
+    for half_written_or_mark in (*folder.glob(".round-*.json"), *folder.glob("round-*.forked")):
+        half_written_or_mark.unlink(missing_ok=True)
+    for empty in (folder / BLOBS, folder):
+        with suppress(OSError):
+            empty.rmdir()
 
 
 def fork_mark(directory: Path, number: int) -> Path:

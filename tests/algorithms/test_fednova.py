@@ -153,9 +153,12 @@ def test_rules_that_are_not_linear_are_refused(rule):
     [
         (
             {"aggregate": "median"},
-            "aggregate must leave weights alone with a method that weighs clients by their steps",
+            "aggregate: does not go with a method that weighs clients by their steps, got median with method=fednova",
         ),
-        ({"privacy": {"clip": 1.0, "noise": 0}}, "privacy must leave weights alone"),
+        (
+            {"privacy": {"clip": 1.0, "noise": 0}},
+            "privacy: does not go with a method that weighs clients by their steps, got method=fednova",
+        ),
     ],
 )
 def test_what_needs_plain_weights_is_refused(keys, message):

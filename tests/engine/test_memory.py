@@ -20,14 +20,12 @@ BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 
 
 def test_a_worker_is_light(ray_here):
-    import ray
-
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
     run_spec = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", workers=1), "test")
     with driver_on_ray(run_spec) as driver:
         assert len(list(driver.rounds())) == 3
-        pid = ray.get(driver.pool.workers[0].pid)  # pyright: ignore[reportAttributeAccessIssue]
-        above = (psutil.Process(pid).memory_info().rss - bare) / 2**20
+        worker = driver.pool.workers[0].started  # pyright: ignore[reportAttributeAccessIssue]
+        above = (psutil.Process(worker.process).memory_info().rss - bare) / 2**20
     assert above < LIMIT_MIB
 
 

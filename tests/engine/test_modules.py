@@ -110,13 +110,13 @@ DRAWS: list[tuple[Callable[[], nn.Module], str, str, str]] = [
     (lambda: nn.Dropout(0.7), r"between \(Dropout\)", TORCH, r"convolutional.Dropout\(0.7\)"),
     (lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.5)), r"between.1 \(Dropout\)", TORCH, r"Dropout\(0.5\)"),
     (Channels, r"between.drop \(Dropout2d\)", TORCH, r"Dropout\(0.25, channels=True\)"),
-    (lambda: nn.AlphaDropout(0.2), r"between \(AlphaDropout\)", TORCH, "base.Keyed"),
-    (nn.RReLU, r"between \(RReLU\)", TORCH, "base.Keyed"),
+    (lambda: nn.AlphaDropout(0.2), r"between \(AlphaDropout\)", TORCH, "stateless.Keyed"),
+    (nn.RReLU, r"between \(RReLU\)", TORCH, "stateless.Keyed"),
     (Attention, r"between.inner \(MultiheadAttention\)", TORCH, "set its dropout to 0"),
-    (Functional, r"between \(Functional\)", TORCH, "base.Keyed"),
-    (Normal, r"between \(Normal\)", TORCH, "base.Keyed"),
-    (Numpy, r"between \(Numpy\)", "NumPy's global generator", "base.Keyed"),
-    (Python, r"between \(Python\)", "Python's module random", "base.Keyed"),
+    (Functional, r"between \(Functional\)", TORCH, "stateless.Keyed"),
+    (Normal, r"between \(Normal\)", TORCH, "stateless.Keyed"),
+    (Numpy, r"between \(Numpy\)", "NumPy's global generator", "stateless.Keyed"),
+    (Python, r"between \(Python\)", "Python's module random", "stateless.Keyed"),
 ]
 
 

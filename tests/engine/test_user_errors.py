@@ -218,6 +218,6 @@ def test_a_split_that_is_none(tmp_path: Path):
             "    def split(self, seed, clients):\n        return None\n\n    def check(self):\n",
         )
     )
-    with pytest.raises(ConfigError, match=r"^workload: split must return a workloads\.base\.Split, got NoneType"):
+    with pytest.raises(ConfigError, match=r"^workload: split must return a workloads\.workload\.Split, got NoneType"):
         run(described(plugin))
     assert Split._fields == ("train", "test", "client_index")

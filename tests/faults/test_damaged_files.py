@@ -114,7 +114,7 @@ def test_a_small_file_that_is_anything(file, content, out):
     put(out / file, content)
     empty = file == "config.yaml" and content == "{}"  # it can be read, but lacks necessary keys
     told("workload" if empty else str(out / file), arguments=("resume", str(out)))
-    assert (out / "checkpoints" / "round-000005").is_dir()
+    assert (out / "checkpoints" / "round-000005.json").is_file()
     assert list((out / "state").iterdir())
 
 

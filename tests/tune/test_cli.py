@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BAD = {
     "unknown key": ("federation.cohrt=3", ["federation.cohrt", "did you mean cohort?"]),
     "wrong type": ("federation.rounds=many", ["federation.rounds", "integer", "'many'"]),
-    "cohort too large": ("federation.cohort=200", ["cohort=200", "clients=100", "lower federation.cohort"]),
+    "cohort too large": ("federation.cohort=200", ["federation.cohort", "got 200", "clients=100", "lower it"]),
     "unknown method": ("method.name=scafold", ["method.name", "scafold", "did you mean scaffold?"]),
     "unknown rule": ("method.rule.name=adm", ["method.rule.name", "adm", "did you mean adam?"]),
     "rule without a name": ("method.rule={lr: 1}", ["method.rule", "needs a name", "valid: sgd"]),

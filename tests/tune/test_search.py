@@ -192,7 +192,7 @@ def test_values_that_exclude_each_other_fail_their_trial(here: Path, capsys: pyt
     assert (refused.status, refused.rounds) == ("failed", 0)
     assert refused.reason.startswith("federation.cohort: cohort <= clients")
     assert [t.status for t in by_point.values()] == ["finished"] * 3
-    assert f"trial {refused.number}: failed: federation: cohort" in capsys.readouterr().err
+    assert f"trial {refused.number}: failed: federation.cohort: cohort" in capsys.readouterr().err
     assert search(made, here / "s", resume=True).trials == found.trials
 
     (here / "killed").mkdir()

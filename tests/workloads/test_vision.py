@@ -15,11 +15,11 @@ def run(code: str) -> str:
 
 
 def test_imported_only_when_called_and_operators_declared_only_where_the_extension_fails():
-    names = ["cifar", "convolutional", "digits", "fashion_mnist", "models", "partitions", "quadratic", "svhn", "vision"]
+    names = ["data.cifar", "data.digits", "data.fashion_mnist", "data.svhn", "models.convolutional", "models.small"]
     code = f"""
 import sys, torch
 {"; ".join("import fedfleet.workloads." + name for name in names)}
-from fedfleet.workloads import vision
+from fedfleet.workloads.files import vision
 print("torchvision" in sys.modules)
 loads = vision._extension_loads(vision._folders())
 print(hasattr(torch.ops.torchvision, "nms") == loads)
