@@ -1,1 +1,6 @@
-"""What runs a round's tasks: this process, or workers on Ray."""
+"""What runs the tasks of a round.
+
+local    this process, one task after another
+members  one process for several runs, whose clients are trained in one block
+ray/     workers of Ray, on one node or on several
+"""

@@ -1,1 +1,13 @@
-"""What an experiment is, as data: its settings, schedules and parts by name, and what they must not be."""
+"""What an experiment says: typed, frozen data that YAML can hold. Nothing is built here.
+
+schema       the keys, each explained below its field; the place to look for a key
+conflicts    what does not go together, as rows of one table
+registry     parts by name, those of plug-ins included
+schedules    hyperparameters that change from round to round
+differences  the settings in which two experiments differ; forkable: those that a fork may change
+limits       what a machine can provide, before it is needed
+network      whether a workload's network can be trained at all
+held_out     rows that clients keep for testing
+finite       numbers that are infinite or not a number are refused
+yaml_text    YAML by the safe loader, with one sentence for whatever is wrong
+"""

@@ -1,1 +1,16 @@
-"""Compiled kernels for losses, gradients, sums and Newton-Schulz iterations, and when they replace those of torch."""
+"""How the clients of a run compute: torch's kernels, compiled ones, and recordings. One table has all kinds.
+
+contract             what a kind of kernels is; table: all of them by the names of engine.kernels
+torchs               torch's own kernels, and CUDA graphs
+fused_chain          `chain`: loss and gradient of a small network in one compiled call, and plain descent in one call
+operators            `native`: compiled convolutions, pooling and Newton-Schulz iterations in the place of torch's
+channels_last        `channels_last`: images with their channels last, with fused_pooling and minimal_filtering
+block_convolutions   a block's convolutions as batched products, for GPUs
+recorded_step, tape  steps that are recorded once and replayed: as a CUDA graph, or as operations of torch
+agreement            whether two results agree, to the bit or within rounding: all proofs compare by it
+library, csrc/       the compiled library and its sources, of which library.cpp is the one that is compiled
+arguments            which arguments of torch's functions compiled kernels can take
+
+Vectors have the width that the library was compiled for. Sums, and so bits, differ between AVX-512 and AVX2, as those
+of torch's kernels do; `compiled_for` in plan.json names it.
+"""

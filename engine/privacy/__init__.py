@@ -1,1 +1,1 @@
-"""What the section `privacy` means for a run: bounds, noise, and epsilon after every round."""
+"""What a private run is: its bounds and noise (privacy_plan), and epsilon after each round (accounting)."""

@@ -1,1 +1,11 @@
-"""A run from its launch to its result: its folder, its observers, a run that outlives its launcher."""
+"""A run from its launch to its result. Here all rooms meet.
+
+launch            checks an experiment, runs its rounds on a backend, and tells observers
+rounds            an iterator over the rounds of a run while it runs; detached: a run that outlives its launcher
+host, members     what a run gets from its process: data, plan and pool; what several runs of a process share
+built_conflicts   what does not go together and is known only when the parts are built
+expected_columns  the columns that a record will have, found by one small round
+run_directory     writes the folder of a run; saved_files reads it, folder_kinds tells it from other folders
+fork, restore     a new run from a round of another one (fork_states: with its states); a run from its copies
+observer, result  who watches a run, and what it ends with; evaluation and chart are functions of a result
+"""
