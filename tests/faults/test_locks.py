@@ -56,7 +56,7 @@ def written_out(out: Path) -> bool:
     """Whether the checkpoint of the last round in the log is on the disk, for a run with a checkpoint in every
     round."""
     rounds = (out / "run.log").read_text().count(" round=")
-    return (out / "checkpoints" / f"round-{rounds:06d}").is_dir()
+    return (out / "checkpoints" / f"round-{rounds:06d}.json").is_file()
 
 
 @pytest.fixture(scope="module")

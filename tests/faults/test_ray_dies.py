@@ -37,7 +37,7 @@ def test_a_killed_part(part: str, tmp_path: Path):
         until(lambda: process.poll() is not None or (tmp_path / "at-0").exists(), "the run at its gate", 180)
         assert process.poll() is None, process.communicate()
         if checkpoint:
-            until((tmp_path / "out" / "checkpoints" / f"round-{ROUND - 1:06d}").exists, "the checkpoint")
+            until((tmp_path / "out" / "checkpoints" / f"round-{ROUND - 1:06d}.json").exists, "the checkpoint")
         family = psutil.Process(process.pid).children(recursive=True)
         (victim,) = [each for each in family if part in each.cmdline()[0]]
         victim.kill()
