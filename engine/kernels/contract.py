@@ -8,6 +8,7 @@ replaces what it computes in another way than torch, operator by operator.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ...algorithms.tree import Layout
-from ...workloads.workload import Batch, Workload
 from .recorded_step import Proofs, StepRecorder
 from .tape import Tapes
 
@@ -51,7 +51,9 @@ class RowInputs(NamedTuple):
 class LossInOneCall(Protocol):
     """What computes the loss of a workload and its gradient in one call."""
 
-    def gradient(self, points: Tensor, batch: Batch, inputs: RowInputs | None = None) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, points: Tensor, batch: Mapping[str, Any], inputs: RowInputs | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(gradients (c, P), losses (c,)) at the models `points` (c, P), for a batch of columns (c, B, …).
 
         For one client, all shapes are without c. inputs: with `rows` (c, B), of a column that the network `takes`; they
@@ -69,7 +71,7 @@ class LossInOneCall(Protocol):
     def descend(
         self,
         y: Tensor,
-        batches: Batch,
+        batches: Mapping[str, Any],
         lr: float,
         shift: Tensor | None,
         total: Tensor | None,
@@ -126,7 +128,7 @@ class Kernels:
         """A context in which they compute what methods orthogonalise."""
         return nullcontext()
 
-    def chain(self, workload: Workload, layout: Layout) -> LossInOneCall | None:
+    def chain(self, workload: Any, layout: Layout) -> LossInOneCall | None:
         """What computes the workload's loss and its gradient in one call, None for autograd. Raises NoKernels if the
         loss cannot be computed so: a run whose plan says so must not go on otherwise, as its bits would differ."""
         return None

@@ -70,13 +70,15 @@ class Recording:
 
     def __init__(self, step: Step, inputs: Any, local: Any, record: Record, rounds: set[int]) -> None:
         """inputs, local: of the first step. Raises an exception of any kind if the step cannot be recorded."""
-        self.inputs, self.local = fixed(inputs), fixed(local)
-        self.rounds, self.proven = rounds, False
+        self.inputs: Any = fixed(inputs)
+        self.local: Any = fixed(local)
+        self.rounds: set[int] = rounds
+        self.proven: bool = False
 
         def call() -> None:
             copy_into(self.local, step(self.inputs, self.local))
 
-        self.replay = record(call)
+        self.replay: Replay = record(call)
 
     def can_be_used(self) -> bool:
         """Whether replays may take the place of steps."""
@@ -104,7 +106,9 @@ class StepRecorder:
     """The recordings of a trainer's steps, by the shapes of their inputs. `round`: the round of the blocks that run."""
 
     def __init__(self, record: Record = record_cuda_graph, proofs: Proofs | None = None) -> None:
-        self.record, self.proofs, self.round = record, proofs or Proofs(), 0
+        self.record: Record = record
+        self.proofs: Proofs = proofs or Proofs()
+        self.round: int = 0
         self.kept: dict[Any, Recording] = {}
 
     @property

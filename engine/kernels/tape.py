@@ -208,8 +208,10 @@ class Tapes:
         """most_bytes: what works on more memory is not recorded."""
         self.most_bytes = most_bytes
         self.kept: OrderedDict[Hashable, Recording] = OrderedDict()
-        self.recorded = self.replayed = self.round = 0
-        self.refused = ""  # why nothing is recorded any more
+        self.recorded: int = 0
+        self.replayed: int = 0
+        self.round: int = 0
+        self.refused: str = ""  # why nothing is recorded any more
 
     def begin_round(self, round: int) -> None:
         """The calls that follow are of this round."""

@@ -182,7 +182,7 @@ def started(folder: Path, file: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-EXECUTES = re.compile(r"tune\.executor\.job import serve")
+EXECUTES = re.compile(r"tune\.executor\.process_main import serve")
 """What the command lines of processes contain that execute cells."""
 
 
