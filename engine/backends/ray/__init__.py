@@ -1,7 +1,8 @@
 """The driver and its workers as actors of Ray, on one node or on several.
 
-Where to read first: `ray_pool`, the pool that gives the tasks of a phase to the workers; `worker_process`, the actor
-that runs them; `worker_handle`, a worker as the pool sees it. `scheduler` chooses the next tasks of a worker,
+Where to read first: `ray_pool`, the pool that gives the tasks of a phase to the workers, and finds workers that hang;
+`worker_process`, the actor that runs them; `worker_handle`, a worker as the pool sees it, and its signs of life.
+`scheduler` chooses the next tasks of a worker,
 `row_locations` says which node has which client states, and `task_splitting` splits tasks where there are many
 workers. `driver_actor` runs the rounds and is followed by the launcher, with `watch` over the processes. `connect`,
 `local_ray`, `start_obstacles` and `placement` are about Ray itself: joining it, starting it, and reserving its
