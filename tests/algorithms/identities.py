@@ -27,25 +27,25 @@ class Where(NamedTuple):
     timetable: tuple[list[list[int]], dict[tuple[int, int], int]]
 
     @property
+    def rounding(self) -> float:
+        """The tolerance, relative and absolute, where both methods do their operations in another order."""
+        return ROUNDING_SADDLE if isinstance(self.problem, Descent) else ROUNDING
+
+    @property
     def context(self) -> RunContext:
         """What a method learns of the run before it is built."""
         cohorts, steps = self.timetable
         return RunContext(len(cohorts[0]), self.problem.clients, len(cohorts), max(steps.values()))
 
 
-def one_step(clients: int = 5) -> tuple[list[list[int]], dict[tuple[int, int], int]]:
-    """Cohorts of 3 clients, one local step each."""
-    cohorts, steps = partial(clients)
-    return cohorts, dict.fromkeys(steps, 1)
-
-
-def three_steps() -> tuple[list[list[int]], dict[tuple[int, int], int]]:
+def partial_with(count: int) -> tuple[list[list[int]], dict[tuple[int, int], int]]:
+    """The timetable `partial` with the same number of local steps for all clients."""
     cohorts, steps = partial()
-    return cohorts, dict.fromkeys(steps, 3)
+    return cohorts, dict.fromkeys(steps, count)
 
 
 PARTIAL = Where("cohorts of 3 of 5 clients, 1 to 4 local steps", Quadratic(), partial())
-ONE_STEP = Where("cohorts of 3 of 5 clients, one local step", Quadratic(), one_step())
+ONE_STEP = Where("cohorts of 3 of 5 clients, one local step", Quadratic(), partial_with(1))
 ALL_ONE_STEP = Where("all 5 clients, one local step", Quadratic(), everyone(5, 6, 1))
 FIRST_ROUND = Where("the first round of all 5 clients, 4 local steps", Quadratic(), everyone(5, 1, 4))
 ONE_CLIENT = Where("one client, 3 local steps", Quadratic(clients=1), everyone(1, 6, 3))
@@ -54,7 +54,7 @@ ONE_CLIENT_ONE_STEP = Where("one client, one local step", Quadratic(clients=1), 
 SADDLE = Where("min-max: cohorts of 3 of 5 clients, 1 to 4 local steps", Descent(), partial())
 SADDLE_ALL = Where("min-max: all 5 clients, 3 local steps", Descent(), everyone(5, 6, 3))
 SADDLE_EXACT = Where("min-max without noise: all 5 clients, 3 local steps", Descent(noise=0.0), everyone(5, 6, 3))
-SADDLE_THREE = Where("min-max: cohorts of 3 of 5 clients, 3 local steps", Descent(), three_steps())
+SADDLE_THREE = Where("min-max: cohorts of 3 of 5 clients, 3 local steps", Descent(), partial_with(3))
 SADDLE_FIRST = Where(
     "min-max: the first round of 3 clients", Descent(), ([[0, 2, 3]], {(0, i): 2 + i % 2 for i in range(5)})
 )

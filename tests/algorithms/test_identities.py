@@ -16,7 +16,7 @@ from fedfleet.algorithms.parts.muon import Identity
 from fedfleet.algorithms.parts.rules import Adam, Averaged, Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import arrays, run, tree
-from tests.algorithms.identities import ROUNDING, ROUNDING_SADDLE, TABLE, built
+from tests.algorithms.identities import ROUNDING, TABLE, built
 from tests.algorithms.paths import Compare
 from tests.algorithms.problems import Quadratic, everyone, partial
 
@@ -43,8 +43,7 @@ def test_local_muon_without_lmo_is_fedavg_with_kept_averaged_momentum():
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_two_names_of_one_method(row):
-    saddle = row.where.text.startswith("min-max")
-    compare = Compare(row.where.problem, ROUNDING_SADDLE if saddle else ROUNDING)
+    compare = Compare(row.where.problem, row.where.rounding)
     same = compare.equal if row.exact else compare.close
     same(built(row.one, row.where), built(row.other, row.where), timetable=row.where.timetable)
     if row.apart is not None:
