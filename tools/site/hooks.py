@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import sys
@@ -11,7 +10,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
@@ -39,34 +37,16 @@ WEIGHTS = {
     "project/": 0.2,
 }
 """Beginnings of the paths of pages -> their weight in the search."""
-PACKAGES = ("algorithms", "engine", "tune", "workloads")
 MATHJAX = "tex-svg.js"
 """MathJax in one file, with its fonts, from the package sphinx-mathjax-offline."""
 
 
-@event_priority(100)  # before mkdocstrings, which looks for its paths in its own on_config
 def on_config(config: Any) -> Any:
     """Add the pages of all methods to the navigation, below the page that lists them."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    link_package(ROOT / "build/package/fedfleet")
     pages = [f"{METHODS}{name}.md" for name in Registry().tables["METHODS"]]
     config.nav = replaced(config.nav, f"{METHODS}index.md", [f"{METHODS}index.md", *pages])
     return config
-
-
-def link_package(folder: Path) -> None:
-    """Make a folder with the package as it is imported. mkdocstrings reads sources without importing them, and would
-    not find `fedfleet.engine` in `engine/`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    package = importlib.import_module("fedfleet")
-    (folder / "__init__.py").touch()
-    sources = [Path(importlib.import_module(f"fedfleet.{name}").__path__[0]) for name in PACKAGES]
-    if package.__file__:
-        sources += list(Path(package.__file__).parent.glob("*.py"))
-    for source in sources:
-        link = folder / source.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(source)
 
 
 def replaced(nav: Any, page: str, pages: list[str]) -> Any:
