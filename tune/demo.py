@@ -16,8 +16,8 @@ from typing import Any
 
 from ..engine.errors import FedFleetError, Interrupted
 from .executor.fork_server import begin
+from .exit_status import report_errors
 from .listing import columns
-from .outcome import report_errors
 from .page import svg
 from .page.content import Axis, Chart, Curve
 from .study.folder import StudyFolder

@@ -15,8 +15,8 @@ from ..engine.rounds.driver import Record
 from ..engine.run_spec import RunSpec
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
-from .quantities import duration
 from .streams import tell
+from .units import duration
 
 SHORTEST, LONGEST = 10.0, 60.0
 """Seconds between two lines of a log: at the beginning of a command, and after ten minutes."""

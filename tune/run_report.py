@@ -27,8 +27,8 @@ from .page.content import (
     thinned,
 )
 from .page.html import render
-from .quantities import duration, is_share, shown
 from .run_files import Columns, privacy_spent, read_columns, read_config, read_json, why_unfinished
+from .units import duration, is_share, shown
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""

@@ -18,7 +18,7 @@ from .engine.records.history import Record as Record
 from .engine.runs.observer import Observer as Observer
 from .engine.runs.result import Result as Result
 from .engine.runs.rounds import Rounds as Rounds
-from .tune.comparison import compare as compare
+from .tune.comparison.data_frame import compare as compare
 from .tune.files import load as load
 from .tune.forking import fork as fork
 from .tune.progress import Progress as Progress

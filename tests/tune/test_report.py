@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from fedfleet.engine.config.schema import experiment
-from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
+from fedfleet.tune.comparison.findings import labels_of, numeric_settings, shared_target
 from fedfleet.tune.page.content import (
     Axis,
     Chart,
@@ -37,8 +37,8 @@ from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.page.svg import band
 from fedfleet.tune.report import markdown
 from fedfleet.tune.report.charts import LINES, charts
+from fedfleet.tune.report.files import write_page, write_report
 from fedfleet.tune.report.findings import Findings, Run, chosen_by, findings, mean_curve, undecided
-from fedfleet.tune.report.page import write_page, write_report
 from fedfleet.tune.report.sensitivity import grids, short
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
 from fedfleet.tune.report.tables import privacy, tables

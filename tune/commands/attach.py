@@ -6,8 +6,8 @@ import click
 
 from ..cluster.runs import follow_run, going
 from ..cluster.submit import follow
+from ..exit_status import report_errors
 from ..one_run import show_result
-from ..outcome import report_errors
 from ..streams import say
 from .options import KeyedCommand, json_result, quiet
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from ..bench.command import bench, lines_of, summary, text_of
+from ..exit_status import report_errors
 from ..keyboard import keyboard
-from ..outcome import report_errors
 from ..output_paths import check_chart
 from ..streams import say, tell
 from .options import KeyedCommand, Out

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from ...engine.errors import ConfigError
-from ..compare import compare_runs
-from ..comparison import labelled
-from ..outcome import report_errors
-from ..paired import compare_paired, text
+from ..comparison.data_frame import labelled
+from ..comparison.findings import compare_runs
+from ..comparison.paired import compare_paired, text
+from ..exit_status import report_errors
 from ..streams import say
 from .options import KeyedCommand, Out
 

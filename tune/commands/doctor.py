@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..cluster.doctor import examine
-from ..outcome import report_errors
+from ..exit_status import report_errors
 from .options import KeyedCommand, Out, on_cluster, overrides
 
 

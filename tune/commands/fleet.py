@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from ..exit_status import report_errors
 from ..files import load
 from ..fleet import describe
-from ..outcome import report_errors
 from ..streams import say
 from .options import KeyedCommand, Out, overrides
 

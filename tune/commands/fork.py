@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from ..exit_status import report_errors
 from ..forking import client_numbers
 from ..one_run import fork_run, show_result
-from ..outcome import report_errors
 from .options import KeyedCommand, Out, at, json_result, on_cluster, overrides, quiet
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ..exit_status import report_errors
 from ..listing import KINDS, listing
-from ..outcome import report_errors
 from ..streams import say
 from .options import KeyedCommand
 

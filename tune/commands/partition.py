@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from ..exit_status import report_errors
 from ..files import load
-from ..outcome import report_errors
 from ..partition import describe
 from ..streams import say
 from .options import KeyedCommand, Out, overrides

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from ...engine.errors import ConfigError
-from ..outcome import report_errors
+from ..exit_status import report_errors
 from ..output_paths import check_page
-from ..report.page import write_report
+from ..report.files import write_report
 from ..run_report import write_run_report
 from ..search.run import report_again
 from ..streams import say

@@ -8,8 +8,8 @@ import click
 
 from ...engine.errors import ConfigError
 from ...engine.storage.expanded import expanded_address
+from ..exit_status import report_errors
 from ..files import load
-from ..outcome import report_errors
 from .options import KeyedCommand, Out, at, json_result, on_cluster, overrides, quiet
 
 

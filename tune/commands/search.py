@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..executor.fork_server import begin
-from ..outcome import report_errors
+from ..exit_status import report_errors
 from ..search.as_python import as_python
 from ..streams import say
 from .options import KeyedCommand, Out, at, on_cluster, overrides, quiet

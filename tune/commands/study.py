@@ -9,7 +9,7 @@ import click
 
 from ...engine.errors import FedFleetError
 from ..executor.fork_server import begin
-from ..outcome import report_errors
+from ..exit_status import report_errors
 from .options import KeyedCommand, Out, at, overrides, quiet
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..cluster.submit import follow, send
-from ..outcome import report_errors
+from ..exit_status import report_errors
 from ..streams import say
 from .options import KeyedCommand, Out, overrides
 

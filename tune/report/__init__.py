@@ -6,5 +6,5 @@ tables      tables of text, the same for all forms of the report
 sensitivity grids of points over the settings
 charts      the charts, the same for the page and for Markdown
 markdown    the Markdown page
-page        writes all files
+files       writes all files
 """

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..quantities import is_share
 from ..run_files import column, privacy_spent, read_json, read_table
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder
 from ..study.spec import Published, Report, Study
+from ..units import is_share
 
 Place = tuple[str, ...]
 """A level: one label for each axis."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from ..page.content import PageTable, TableCell
-from ..quantities import is_share
 from ..study.spec import Report
+from ..units import is_share
 from .findings import Findings, Place, Run, key_of, name_of
 from .statistics import Spread, holm, paired, reached, spread
 

@@ -26,8 +26,8 @@ from ..page.content import (
     thinned,
 )
 from ..page.html import render
-from ..quantities import is_share, shown
 from ..ranges import Range, number
+from ..units import is_share, shown
 from .importance import importances, may_have_importances
 from .plan import CHOSE_A_SEED, SearchPlan
 from .trial_store import Trial, TrialStore

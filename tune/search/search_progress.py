@@ -9,7 +9,7 @@ from typing import Any
 from ...engine.rounds.driver import Record
 from ..executor.observed import RunsObserver
 from ..progress import ProgressOfRuns
-from ..quantities import shown
+from ..units import shown
 from .plan import SearchPlan
 from .trial_store import Trial
 

@@ -23,7 +23,7 @@ from ..executor.executor import Executor, check_together, why_not_together
 from ..executor.observed import ObservedSource, RunsObserver, observed
 from ..executor.processes import Processes
 from ..executor.source import RunRequest, remove_resume_files
-from ..report.page import import_packages, write_report
+from ..report.files import import_packages, write_report
 from ..streams import tell
 from ..study.cells import Cell, cells, trials
 from ..study.check import checked

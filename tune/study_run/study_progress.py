@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ...engine.rounds.driver import Record
 from ..executor.observed import RunsObserver
 from ..progress import ProgressOfRuns
-from ..quantities import shown
 from ..study.cells import Cell
 from ..study.folder import DIVERGED, FINISHED, StudyFolder
 from ..study.spec import Study
+from ..units import shown
 
 
 class StudyProgress(ProgressOfRuns, RunsObserver[Cell]):

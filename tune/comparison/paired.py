@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from ..engine.config.schema import Experiment
-from ..engine.errors import ConfigError, nearest
-from ..engine.runs.result import Result
-from .listing import columns
-from .report.statistics import Paired, paired
+from ...engine.config.schema import Experiment
+from ...engine.errors import ConfigError, nearest
+from ...engine.runs.result import Result
+from ..listing import columns
+from ..report.statistics import Paired, paired
 
 if TYPE_CHECKING:
     import pandas as pd

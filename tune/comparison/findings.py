@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.config.differences import FREE_KEYS, flatten
-from ..engine.config.schema import Federation
-from ..engine.errors import ConfigError
-from ..engine.records.lineage import lineage_of
-from .output_paths import check_page
+from ...engine.config.differences import FREE_KEYS, flatten
+from ...engine.config.schema import Federation
+from ...engine.errors import ConfigError
+from ...engine.records.lineage import lineage_of
+from ..output_paths import check_page
+from ..report.files import text, write_page
+from ..report.findings import Findings, Run
+from ..report.tables import tables
+from ..run_files import column, column_names, privacy_spent, read_config, read_table, why_unfinished
+from ..study.cells import WITHOUT_EFFECT
+from ..study.folder import points_of
+from ..study.kept_results import restore
+from ..study.spec import Report
 from .part_defaults import with_defaults
-from .report.findings import Findings, Run
-from .report.page import text, write_page
-from .report.tables import tables
-from .run_files import column, column_names, privacy_spent, read_config, read_table, why_unfinished
-from .study.cells import WITHOUT_EFFECT
-from .study.folder import points_of
-from .study.kept_results import restore
-from .study.spec import Report
 
 
 def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Sequence[float], html: Path | None) -> str:

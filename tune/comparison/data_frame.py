@@ -1,4 +1,4 @@
-"""`fedfleet.compare`: a table of finished runs for Python. The command `fedfleet compare` is in `compare.py`."""
+"""`fedfleet.compare`: a table of finished runs for Python. The command `fedfleet compare` shows `findings.py`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..engine.config.schema import experiment
-from ..engine.errors import ConfigError, first_line, nearest
-from ..engine.records.history import History
-from ..engine.runs.chart import needs
-from ..engine.runs.result import Result
-from ..engine.runs.saved_files import read_rows, saved_config
-from ..engine.storage.expanded import expanded
-from ..engine.storage.plain_files import read_text
-from .compare import labels_of, runs_in, settings_of
+from ...engine.config.schema import experiment
+from ...engine.errors import ConfigError, first_line, nearest
+from ...engine.records.history import History
+from ...engine.runs.chart import needs
+from ...engine.runs.result import Result
+from ...engine.runs.saved_files import read_rows, saved_config
+from ...engine.storage.expanded import expanded
+from ...engine.storage.plain_files import read_text
+from .findings import labels_of, runs_in, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd

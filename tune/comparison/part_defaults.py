@@ -7,8 +7,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from ..engine.config.registry import Registry, resolve, signature
-from ..engine.errors import ConfigError
+from ...engine.config.registry import Registry, resolve, signature
+from ...engine.errors import ConfigError
 
 PARTS = {"method": "METHODS", "workload": "WORKLOADS"}
 """Section of a configuration -> the table of the registry in which its name is."""
