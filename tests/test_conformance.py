@@ -22,15 +22,13 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.contract import Deferred, RunContext
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.api import resume, run
+from fedfleet.engine import Observer, Result, resume, run
 from fedfleet.engine.cohorts import tasks
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.engine.runs.observer import Observer
-from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Mlp

@@ -9,15 +9,14 @@ import torch
 
 from fedfleet.algorithms.attacks.poisoning import Backdoor
 from fedfleet.algorithms.table import AGGREGATORS, ATTACKS
+from fedfleet.engine import Result, resume, run
 from fedfleet.engine.aggregation.planning import number_of_faults
 from fedfleet.engine.aggregation.vectors import vectors_of
-from fedfleet.engine.api import resume, run
 from fedfleet.engine.config.registry import resolve, signature
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.result import Result
 from tests.faults.runs import cohort_of, plan, rule, setting
 
 NNM_KRUM = {"name": "multi_krum", "f": 2, "before": ["nnm"]}

@@ -21,17 +21,15 @@ from torch.nn import functional as F
 
 from fedfleet import fork, resume
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.api import run
+from fedfleet.engine import Experiment, Result, run
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import taken_apart
-from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.restore import bring
-from fedfleet.engine.runs.result import Result
 from fedfleet.tune.show import describe
 from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.client_index import ClientIndex

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedfleet.engine import resume, run
+from fedfleet.engine import Observer, resume, run
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.kernels import library, operators
 from fedfleet.engine.kernels.library import NoKernels
 from fedfleet.engine.planning import autotune, execution_plan
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
-from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.lock import Lock
 
 from .setups import STEPS, digits

@@ -13,12 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedfleet.engine.api import resume, run
-from fedfleet.engine.config.schema import Experiment
+from fedfleet.engine import Experiment, Result, resume, run
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.records.partition_file import partition_digest
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.result import Result
 from fedfleet.tune.partition import PartitionSummary, table_of
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits

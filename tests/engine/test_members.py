@@ -13,7 +13,8 @@ import torch
 
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.api import new_run, resume, run
+from fedfleet.engine import Result, resume, run
+from fedfleet.engine.api import new_run
 from fedfleet.engine.backends import members as backend
 from fedfleet.engine.clients import members, worker
 from fedfleet.engine.clients.batches import BlockForm, stream
@@ -26,7 +27,6 @@ from fedfleet.engine.planning.execution_plan import candidates
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.members import SharedHost, execute_together
-from fedfleet.engine.runs.result import Result
 from fedfleet.engine.state.checkpoint import checkpointed_rounds
 from fedfleet.tune.executor.executor import check_together, why_not_together
 from fedfleet.tune.search.plan import SearchSettings

@@ -12,12 +12,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fedfleet.engine import run
-from fedfleet.engine.api import resume
+from fedfleet.engine import Observer, resume, run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.engine.runs.observer import Observer
 from fedfleet.tune.cli import main
 
 METHODS = (

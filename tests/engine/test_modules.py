@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedfleet.engine.api import run
+from fedfleet.engine import Experiment, Result, run
 from fedfleet.engine.clients.modules import evaluating
-from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.classification import cross_entropy
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.convolutional import Dropout

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.engine.api import run
+from fedfleet.engine import Result, run
 from fedfleet.engine.config.registry import Registry, find_plugin
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.client_index import ClientIndex, check_index
 
 from ..bare import bare_python
@@ -191,7 +190,6 @@ from dataclasses import dataclass
 
 import ray
 from fedfleet.engine.config.schema import experiment
-from fedfleet.engine.api import run
 from fedfleet.workloads.problems.quadratic import Quadratic
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ import numpy as np
 import psutil
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine import run
+from fedfleet.engine import Observer, run
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.state.checkpoint import checkpoints_in
 from fedfleet.engine.state.checkpoint_store import BLOBS, name_of
 from fedfleet.engine.state.row_files import locate, paths, width

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fedfleet.engine import run
+from fedfleet.engine import Observer, run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.observer import Observer
 
 from ..tune.commands import invoke, shell
 from ..tune.small_study import written

@@ -21,13 +21,12 @@ import psutil
 import pytest
 import yaml
 
-from fedfleet.engine import Experiment
+from fedfleet.engine import Experiment, Observer
 from fedfleet.engine.api import run as start
 from fedfleet.engine.config.registry import find_plugin
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.tracking import stores

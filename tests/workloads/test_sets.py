@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine.api import run
+from fedfleet.engine import Observer, run
 from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.observer import Observer
 from fedfleet.tune.show import describe
 from fedfleet.workloads.table import WORKLOADS
 
