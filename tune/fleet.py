@@ -8,8 +8,9 @@ import numpy as np
 
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
-from ..engine.fleet.fleet import Parts, build_parts
-from ..engine.fleet.traces import DeviceTable, Sessions, write_devices, write_sessions
+from ..engine.fleet.contract import Availability
+from ..engine.fleet.traces import Sessions, write_devices, write_sessions
+from ..engine.fleet.visits import build_parts
 from ..engine.run_spec import RunSpec
 from .listing import columns
 
@@ -22,21 +23,22 @@ def describe(experiment: Experiment, devices: Path | None, sessions: Path | None
     file of sessions is."""
     if experiment.systems is None:
         raise ConfigError("systems is missing; add systems: {} for the default devices")
-    federation = experiment.federation
+    federation, source = experiment.federation, f"fedfleet, seed {experiment.seed}"
     registry = RunSpec.of("fleet", experiment).registry
-    parts = build_parts(experiment.systems, registry, federation.local, federation.clients)
-    table = device_table(parts, experiment.seed, federation.clients)
+    kind, availability, _ = build_parts(experiment.systems, registry, federation.local, federation.clients)
+    everyone = np.arange(federation.clients)
+    device = kind.numbers(experiment.seed, everyone, 1)  # of every client on its first visit
     if devices is not None:
-        write_devices(devices, table, {"source": f"fedfleet, seed {experiment.seed}"})
+        write_devices(devices, device, everyone, {"unit": kind.unit, "source": source})
     online = None
-    if sessions is not None or not parts.availability.always:
-        online = online_sessions(parts, experiment.seed, federation.clients, days * DAY)
+    if sessions is not None or not availability.always:
+        online = online_sessions(availability, experiment.seed, federation.clients, days * DAY)
     if sessions is not None and online is not None:
-        write_sessions(sessions, online, {"source": f"fedfleet, seed {experiment.seed}"})
+        write_sessions(sessions, online, {"source": source})
     rows = [("", *(f"{place} %" for place in PERCENTILES))]
     for name, values in (
-        (f"compute, ms per {table.unit}", table.compute), ("down, kbit/s", table.down), ("up, kbit/s", table.up),
-        ("memory, MB", table.memory / 1e6),
+        (f"compute, ms per {kind.unit}", device.compute), ("down, kbit/s", device.down), ("up, kbit/s", device.up),
+        ("memory, MB", device.memory / 1e6),
     ):  # fmt: skip
         if np.isfinite(values).all():
             rows.append((name, *(f"{value:,.3g}" for value in np.percentile(values, PERCENTILES))))
@@ -49,23 +51,17 @@ def describe(experiment: Experiment, devices: Path | None, sessions: Path | None
     return columns(rows)
 
 
-def device_table(parts: Parts, seed: int, clients: int) -> DeviceTable:
-    """The device of every client on its first visit."""
-    everyone = np.arange(clients)
-    return DeviceTable(*parts.devices.numbers(seed, everyone, 1), everyone, parts.devices.unit)
-
-
-def online_sessions(parts: Parts, seed: int, clients: int, seconds: float) -> Sessions:
+def online_sessions(availability: Availability, seed: int, clients: int, seconds: float) -> Sessions:
     """The sessions of every client from 0 to `seconds`, at which they are cut off. The trace does not repeat. Raises
     ConfigError if nobody is ever online."""
     everyone, now = np.arange(clients), np.zeros(clients)
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     while len(everyone):
-        begin = parts.availability.next(seed, everyone, now)
+        begin = availability.next(seed, everyone, now)
         there = begin < seconds
         everyone, begin = everyone[there], begin[there]
         if len(everyone):
-            now = np.minimum(parts.availability.until(seed, everyone, begin), seconds)
+            now = np.minimum(availability.until(seed, everyone, begin), seconds)
             found.append((everyone, begin, now))
     if not found:
         raise ConfigError(f"systems.availability: nobody is online in {seconds:,.0f} seconds; choose more days")

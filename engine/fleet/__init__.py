@@ -5,7 +5,7 @@ client_devices  kinds of devices; distributions: of their speeds
 availability    when clients are online; traces: sessions from a file
 work            how many local steps a client takes
 table           the names of samplers and of these parts
-fleet           visits of clients: durations, losses, who is online
+visits          the fleet of a run: durations of visits, losses, who is online
 planner         updates; the planner of synchronous rounds, whose clients a sampler draws
 timeline        the dispatches, arrivals and updates of an asynchronous run
 asynchronous    the planner whose updates follow from the timeline

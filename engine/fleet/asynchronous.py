@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,37 +13,22 @@ from ..errors import ConfigError
 from ..memory import available_memory
 from ..method_form.state_spec import StateSpec, traffic_columns
 from ..run_spec import RunSpec
-from .contract import DeviceNumbers, Devices
 from .planner import LOST, STALE, USED, Planner, PlanState, Probe, RoundPlanner, Update
 from .timeline import UNUSED, Job, Timeline, staleness_weight
 
 
-@dataclass(frozen=True)
-class RememberedDevices(Devices):
-    """Devices that clients keep, worked out once: a timeline asks for a few of them at every arrival."""
-
-    all_clients: DeviceNumbers | None = None
-    limited: bool = False
-
-    def numbers(self, seed: int, clients: np.ndarray, number: int | np.ndarray) -> DeviceNumbers:
-        assert self.all_clients is not None
-        return DeviceNumbers(*(column[clients] for column in self.all_clients))
-
-    @property
-    def limits_memory(self) -> bool:
-        return self.limited
-
-
-class Weight(NamedTuple):
-    """Of one result in an update. own: that of its client, whose sum may be the divisor. stale: the same times the
-    weight of its staleness, whose sum may be the divisor too. mixed: the same times `mix`, which is a step size and in
-    no divisor. added: that with which the result is added, which differs from `mixed` for a method that weighs clients
-    by their local steps."""
+class ResultWeight(NamedTuple):
+    """The weight of one result in an update, as it comes about step by step. The divisor of the update is a sum of
+    weights of its results, and `federation.pace.divide` says of which step."""
 
     own: float
+    """The weight of its client."""
     stale: float
+    """`own` x the weight of its staleness."""
     mixed: float
+    """`stale` x `federation.pace.mix`, which is a step size and therefore in no divisor."""
     added: float
+    """What its message is multiplied by: `mixed`, or by the client's local steps where the method weighs clients so."""
 
 
 class AsynchronousPlanner(Planner):
@@ -55,56 +38,52 @@ class AsynchronousPlanner(Planner):
         super().__init__(run_spec, state_spec, client_index, block)
         assert isinstance(self.federation.pace, Asynchronous)
         assert self.fleet is not None
-        self.settings, self.state_spec = self.federation.pace, state_spec
-        free = available_memory() if self.settings.starts == "slots" else None  # else all clients may be in flight
+        self.pace, self.state_spec = self.federation.pace, state_spec
+        free = available_memory() if self.pace.starts == "slots" else None  # else all clients may be in flight
         if run_spec.experiment.engine.pending is None and free is not None:
             check_pending(self.federation, state_spec, free // 2)
         self.fleet.remember()
-        devices, everyone = self.fleet.parts.devices, np.arange(self.federation.clients)
-        if devices.constant:
-            numbers = devices.numbers(self.seed, everyone, 0)
-            remembered = RememberedDevices(devices.unit, numbers, devices.limits_memory)
-            self.fleet.parts = self.fleet.parts._replace(devices=remembered)
         self.restart()
 
     def restart(self) -> None:
         """Begin with the timeline anew."""
         assert self.fleet is not None
-        self.known: dict[int, dict[Job, Weight]] = {}  # update -> the weights of its results
+        self.weights_of: dict[int, dict[Job, ResultWeight]] = {}  # update -> of its results
         self.methods: dict[int, Algorithm] = {}  # version -> its method, where the method has a schedule
         federation = self.federation
-        self.timeline = Timeline(self.settings, self.seed, federation.clients, federation.cohort, self.fleet)
+        self.timeline = Timeline(self.pace, self.seed, federation.clients, federation.cohort, self.fleet)
 
     def start(self) -> PlanState:
         self.restart()
-        return PlanState({}, {"seconds": np.zeros(1)})
+        return super().start()
 
     def update(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> Update:
         buffer = self.timeline.update(number)
+        discarded = buffer.discarded
         clients = np.array([job.client for job in buffer.jobs], dtype=np.int64)
         weights, staleness = self.weights(number).values(), [job.staleness for job in buffer.jobs]
         columns = {
-            **traffic_columns(self.state_spec, buffer.counts.dispatched, buffer.counts.arrivals),
+            **traffic_columns(self.state_spec, buffer.dispatched, len(buffer.jobs) + discarded),
             "system/clock": buffer.clock,
             "system/seconds": buffer.clock - state.seconds,
-            "system/waited": buffer.counts.waited,
+            "system/waited": buffer.waited,
             "system/wasted": sum(job.end - job.start for job in buffer.unused),
-            "client/selected": float(buffer.counts.dispatched),
-            "client/lost": float(buffer.counts.lost),
+            "client/selected": float(buffer.dispatched),
+            "client/lost": float(len(buffer.unused) - discarded),
             "client/eligible": float(self._eligible(buffer.clock)),
-            "comm/bytes_wasted": len(buffer.unused) * self.traffic.down + buffer.counts.discarded * self.traffic.up,
+            "comm/bytes_wasted": len(buffer.unused) * self.traffic.down + discarded * self.traffic.up,
             "async/staleness": float(np.mean(staleness)),
             "async/staleness_max": float(max(staleness)),
             "async/weight": sum(weight.mixed for weight in weights) / sum(weight.own for weight in weights),
             "async/flight": float(buffer.flight),
             "async/versions": float(buffer.versions),
-            "async/discarded": float(buffer.counts.discarded),
+            "async/discarded": float(discarded),
         }
         visits = columns_of([*buffer.jobs, *buffer.unused])
         order, added = np.argsort(clients, kind="stable"), np.array([weight.added for weight in weights])
         return Update(
             clients[order],
-            buffer.counts.dispatched,
+            buffer.dispatched,
             added[order],
             jobs=buffer.jobs,
             columns=columns,
@@ -118,12 +97,9 @@ class AsynchronousPlanner(Planner):
         eligible = self.fleet.eligible(t)
         return self.federation.clients if eligible is None else len(eligible)
 
-    def after(self, state: PlanState, update: Update, found: Mapping[str, np.ndarray]) -> PlanState:
-        return state if update.clock is None else PlanState({}, {"seconds": np.array([update.clock])})
-
-    def weights(self, number: int) -> dict[Job, Weight]:
+    def weights(self, number: int) -> dict[Job, ResultWeight]:
         """The weights of the results of an update, in the order of its buffer."""
-        if number not in self.known:
+        if number not in self.weights_of:
             jobs = self.timeline.update(number).jobs
             clients, steps, versions = (
                 np.array([getattr(job, name) for job in jobs], dtype=np.int64)
@@ -132,11 +108,11 @@ class AsynchronousPlanner(Planner):
             own = added = self._client_weights(clients)
             if self.method.local_norms(1) is not None:
                 added = self._by_steps(clients, own, steps, versions)
-            stale = np.array([staleness_weight(self.settings, job.staleness) for job in jobs])
-            mixed = stale * self.settings.mix
+            stale = np.array([staleness_weight(self.pace, job.staleness) for job in jobs])
+            mixed = stale * self.pace.mix
             columns = zip(*(each.tolist() for each in (own, own * stale, own * mixed, added * mixed)), strict=True)
-            self.known[number] = {job: Weight(*weights) for job, weights in zip(jobs, columns, strict=True)}
-        return self.known[number]
+            self.weights_of[number] = {job: ResultWeight(*weights) for job, weights in zip(jobs, columns, strict=True)}
+        return self.weights_of[number]
 
     def _method_of(self, version: int) -> Algorithm:
         if version not in self.methods:
@@ -147,7 +123,7 @@ class AsynchronousPlanner(Planner):
         """Nobody asks for the jobs of this version, or the update that made it, again."""
         self.timeline.forget(version)
         self.methods.pop(version, None)
-        self.known.pop(version, None)
+        self.weights_of.pop(version, None)
 
 
 def columns_of(jobs: list[Job]) -> dict[str, np.ndarray]:

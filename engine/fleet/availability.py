@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -41,14 +42,16 @@ class Always(Availability):
         return times(clients, t)
 
 
+@dataclass(frozen=True)
 class Slots(Availability):
-    """Time is cut into slots. In each of them a client is online with a probability, independently of other slots."""
+    """Time is cut into slots of `slot` seconds. In each of them a client is online with a probability, independently of
+    other slots: chance(seed, clients (c,), the number of a slot for each (c,)) is (c,)."""
 
     slot: float
+    chance: Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
-    def chance(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
-        """(c,) the probability that each client is online in the slot with this number (c,)."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        require(self.slot >= SHORTEST, f"slot >= {SHORTEST:g} must hold, got {self.slot}; choose longer slots")
 
     def _in_slot(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
         return uniform(keys(seed, "online", clients, number)) < self.chance(seed, clients, number)
@@ -60,17 +63,17 @@ class Slots(Availability):
         return self._in_slot(seed, clients, self._number(clients, t))
 
     def _first(self, seed: int, clients: np.ndarray, t: float | np.ndarray, online: bool) -> np.ndarray:
-        """(c,) t for the clients that are `online` (or not), else the begin of the first slot in which they are."""
-        begin, number, found = times(clients, t), self._number(clients, t), np.full(len(clients), np.inf)
+        """(c,) t for the clients that are `online` (or not), else the start of the first slot in which they are."""
+        start, number, found = times(clients, t), self._number(clients, t), np.full(len(clients), np.inf)
         waiting = np.arange(len(clients))
         for _ in range(FURTHEST):
             there = self._in_slot(seed, clients[waiting], number[waiting]) == online
-            found[waiting[there]] = begin[waiting[there]]
+            found[waiting[there]] = start[waiting[there]]
             waiting = waiting[~there]
             if not len(waiting):
                 break
             number[waiting] += 1
-            begin[waiting] = number[waiting] * self.slot
+            start[waiting] = number[waiting] * self.slot
         return found
 
     def until(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
@@ -80,51 +83,37 @@ class Slots(Availability):
         return self._first(seed, clients, t, True)
 
 
-@dataclass(frozen=True)
-class Bernoulli(Slots):
+def bernoulli(p: float, slot: float = 600.0) -> Slots:
     """A coin for each client and slot of time. p: the probability of being online; slot: seconds."""
-
-    p: float
-    slot: float = 600.0
-
-    def __post_init__(self) -> None:
-        probability(p=self.p)
-        require(self.slot >= SHORTEST, f"slot >= {SHORTEST:g} must hold, got {self.slot}; choose longer slots")
-
-    def chance(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
-        return np.full(len(clients), self.p)
+    probability(p=p)
+    return Slots(slot, lambda seed, clients, number: np.full(len(clients), p))
 
 
-@dataclass(frozen=True)
-class Sine(Slots):
+def sine(beta: float = 0.1, slot: float = HOUR) -> Slots:
     """Slots whose probability rises and falls: q_i (0.4 sin(2 pi s / 24) + 0.5) in slot s, where q_i is log-normal
     with sigma = -ln(1 - beta) below a cap of 1, which one client in 1,000 would exceed. beta: how far clients differ;
     slot: seconds."""
+    require(0 <= beta < 1, f"0 <= beta < 1 must hold, got {beta}; lower it")
 
-    beta: float = 0.1
-    slot: float = HOUR
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"0 <= beta < 1 must hold, got {self.beta}; lower it")
-        require(self.slot >= SHORTEST, f"slot >= {SHORTEST:g} must hold, got {self.slot}; choose longer slots")
-
-    def chance(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
-        sigma = -math.log1p(-self.beta)
+    def chance(seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
+        sigma = -math.log1p(-beta)
         q = np.minimum(1.0, np.exp(sigma * (normal(keys(seed, "online share", clients)) - 3.09)))
         return q * (0.4 * np.sin(2 * np.pi * number / 24) + 0.5)
 
+    return Slots(slot, chance)
 
+
+@dataclass(frozen=True)
 class Cycles(Availability):
     """Time is cut into cycles, which may have a length of their own for each client. A cycle has one session at most,
-    which lies within the cycle or reaches into the next one."""
+    which lies within the cycle or reaches into the next one.
 
-    def cycle(self, seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
-        """(c,) the number of the cycle that contains the time t (c,)."""
-        raise NotImplementedError
+    cycle: (seed, clients (c,), times (c,)) -> (c,) the number of the cycle that contains each time. session: (seed,
+    clients (c,), numbers of cycles (c,)) -> ((c,) starts, (c,) ends) of their sessions; both infinite for none.
+    """
 
-    def session(self, seed: int, clients: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """((c,) begin, (c,) end) of the sessions of the cycles with these numbers (c,); both infinite for none."""
-        raise NotImplementedError
+    cycle: Callable[[int, np.ndarray, np.ndarray], np.ndarray]
+    session: Callable[[int, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
     def online(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
         now, found = times(clients, t), np.zeros(len(clients), dtype=bool)
@@ -163,80 +152,74 @@ class Cycles(Availability):
         return found
 
 
-@dataclass(frozen=True)
-class SessionCycles(Cycles):
+def sessions(length: float, pause: float, spread: float = 0.0) -> Cycles:
     """Sessions and pauses. length: the mean seconds of a session; pause: the mean seconds of a pause; spread: the
     standard deviation of the logarithms of a client's own means, and of each session's length."""
+    positive(length=length, pause=pause)
+    nonnegative(spread=spread)
 
-    length: float
-    pause: float
-    spread: float = 0.0
-
-    def __post_init__(self) -> None:
-        positive(length=self.length, pause=self.pause)
-        nonnegative(spread=self.spread)
-
-    def _own(self, seed: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def own(seed: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(mean length of a session, length of a cycle, phase) of each client, (c,)."""
-        on = self.length * np.exp(self.spread * normal(keys(seed, "session on", clients)))
-        length = on + self.pause * np.exp(self.spread * normal(keys(seed, "session off", clients)))
-        return on, length, uniform(keys(seed, "session phase", clients)) * length
+        on = length * np.exp(spread * normal(keys(seed, "session on", clients)))
+        whole = on + pause * np.exp(spread * normal(keys(seed, "session off", clients)))
+        return on, whole, uniform(keys(seed, "session phase", clients)) * whole
 
-    def cycle(self, seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
-        _, length, phase = self._own(seed, clients)
-        return np.floor((t + phase) / length).astype(np.int64)
+    def cycle(seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
+        _, whole, phase = own(seed, clients)
+        return np.floor((t + phase) / whole).astype(np.int64)
 
-    def session(self, seed: int, clients: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        on, length, phase = self._own(seed, clients)
+    def session(seed: int, clients: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        on, whole, phase = own(seed, clients)
         z = normal(keys(seed, "session length", clients, number))
-        lasts = np.minimum(length, on * np.exp(self.spread * z - self.spread**2 / 2))
-        begin = number * length - phase + uniform(keys(seed, "session", clients, number)) * (length - lasts)
-        # A session that fills its cycle ends where the next cycle begins, without a gap by rounding.
-        return begin, np.where(lasts < length, begin + lasts, (number + 1) * length - phase)
+        lasts = np.minimum(whole, on * np.exp(spread * z - spread**2 / 2))
+        start = number * whole - phase + uniform(keys(seed, "session", clients, number)) * (whole - lasts)
+        # A session that fills its cycle ends where the next cycle starts, without a gap by rounding.
+        return start, np.where(lasts < whole, start + lasts, (number + 1) * whole - phase)
+
+    return Cycles(cycle, session)
 
 
-@dataclass(frozen=True)
-class Diurnal(Cycles):
+def diurnal(
+    p: float = 0.8,
+    start: float = 22.5,
+    start_sigma: float = 1.5,
+    hours: float = 7.0,
+    hours_sigma: float = 2.0,
+    zones: list[list[float]] | None = None,
+) -> Cycles:
     """One session in a night, which lasts at least half an hour and at most twelve hours. p: the probability of a
     session in a night; start: the mean hour at which it begins in the client's zone; start_sigma: the standard
     deviation in hours; hours: the mean length; hours_sigma: its standard deviation; zones: a list of [share, hours from
     the virtual clock's zone] whose shares sum to 1."""
+    probability(p=p)
+    nonnegative(start_sigma=start_sigma, hours_sigma=hours_sigma)
+    positive(hours=hours)
+    if zones is not None:
+        good = bool(zones) and all(len(zone) == 2 and zone[0] >= 0 for zone in zones)
+        require(good, f"zones must be a list of [share, hours], got {zones!r}; give both")
+        total = sum(zone[0] for zone in zones)
+        require(abs(total - 1) < 1e-6, f"the shares of zones must sum to 1, got {total:g}; change one")
 
-    p: float = 0.8
-    start: float = 22.5
-    start_sigma: float = 1.5
-    hours: float = 7.0
-    hours_sigma: float = 2.0
-    zones: list[list[float]] | None = None
-
-    def __post_init__(self) -> None:
-        probability(p=self.p)
-        nonnegative(start_sigma=self.start_sigma, hours_sigma=self.hours_sigma)
-        positive(hours=self.hours)
-        if self.zones is not None:
-            good = bool(self.zones) and all(len(zone) == 2 and zone[0] >= 0 for zone in self.zones)
-            require(good, f"zones must be a list of [share, hours], got {self.zones!r}; give both")
-            total = sum(zone[0] for zone in self.zones)
-            require(abs(total - 1) < 1e-6, f"the shares of zones must sum to 1, got {total:g}; change one")
-
-    def _shift(self, seed: int, clients: np.ndarray) -> np.ndarray:
+    def midnight(seed: int, clients: np.ndarray) -> np.ndarray:
         """(c,) seconds from the virtual clock's midnight to a client's."""
-        if self.zones is None:
+        if zones is None:
             return np.zeros(len(clients))
-        shares, hours = np.array(self.zones, dtype=float).T
+        shares, ahead = np.array(zones, dtype=float).T
         place = np.searchsorted(np.cumsum(shares)[:-1], uniform(keys(seed, "zone", clients)), "right")
-        return -hours[place] * HOUR
+        return -ahead[place] * HOUR
 
-    def cycle(self, seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
-        noon = t - self._shift(seed, clients) - 12 * HOUR  # cycles go from noon to noon, so that a night is whole
+    def cycle(seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
+        noon = t - midnight(seed, clients) - 12 * HOUR  # cycles go from noon to noon, so that a night is whole
         return np.floor(noon / (24 * HOUR)).astype(np.int64)
 
-    def session(self, seed: int, clients: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        comes = uniform(keys(seed, "night", clients, number)) < self.p
-        start = self.start + self.start_sigma * normal(keys(seed, "night start", clients, number))
-        hours = np.clip(self.hours + self.hours_sigma * normal(keys(seed, "night hours", clients, number)), 0.5, 12)
-        begin = self._shift(seed, clients) + (number * 24 + np.clip(start, 12, 35.5)) * HOUR
-        return np.where(comes, begin, np.inf), np.where(comes, begin + hours * HOUR, np.inf)
+    def session(seed: int, clients: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        comes = uniform(keys(seed, "night", clients, number)) < p
+        hour = start + start_sigma * normal(keys(seed, "night start", clients, number))
+        lasts = np.clip(hours + hours_sigma * normal(keys(seed, "night hours", clients, number)), 0.5, 12)
+        starts = midnight(seed, clients) + (number * 24 + np.clip(hour, 12, 35.5)) * HOUR
+        return np.where(comes, starts, np.inf), np.where(comes, starts + lasts * HOUR, np.inf)
+
+    return Cycles(cycle, session)
 
 
 @dataclass(frozen=True)
@@ -265,7 +248,7 @@ class Trace(Availability):
 
     def _find(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> tuple[np.ndarray, ...]:
         """((c,) the number of the first session that ends after t, (c,) whether there is one, (c,) the end of the
-        client's sessions, (c,) the begin of the period that contains t)."""
+        client's sessions, (c,) the start of the period that contains t)."""
         found, now, entries = self.sessions, times(clients, t), self._entries(seed, clients)
         base = np.zeros(len(clients))
         if found.period is not None:

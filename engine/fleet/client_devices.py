@@ -8,11 +8,12 @@ from typing import Literal
 
 import numpy as np
 
+from . import distributions
 from .contract import DeviceNumbers, Devices, Distribution, Unit, keys, nonnegative, normal, positive, require
-from .distributions import Equal, Lognormal, Percentiles, Tiers
-from .traces import Assign, DeviceTable, read_devices, rows_of
+from .traces import Assign, read_devices, rows_of
 
 Per = Literal["client", "visit"]
+COMPUTE, DOWN = distributions.lognormal(80.0, 0.8), distributions.lognormal(6100.0, 1.1)
 
 
 def jittered(compute: np.ndarray, sigma: float, seed: int, clients: np.ndarray, number: int | np.ndarray) -> np.ndarray:
@@ -26,14 +27,15 @@ def jittered(compute: np.ndarray, sigma: float, seed: int, clients: np.ndarray, 
 class Drawn(Devices):
     """Devices whose numbers are drawn independently.
 
-    compute: milliseconds for each unit of work; down: kbit/s; up: kbit/s, or without it a share of down; up_share: this
+    compute: milliseconds for each unit of work, without it log-normal with median 80 and sigma 0.8; down: kbit/s,
+    without it log-normal with median 6100 and sigma 1.1; up: kbit/s, or without it a share of down; up_share: this
     share; memory: bytes, or without it unlimited; per: whether a `client` keeps its device, or every `visit` draws a
     new one; jitter: the sigma of a factor of compute with mean 1 that is drawn for every visit; unit: what compute is
     measured for.
     """
 
-    compute: Distribution = Lognormal(80.0, 0.8)
-    down: Distribution = Lognormal(6100.0, 1.1)
+    compute: Distribution | None = None
+    down: Distribution | None = None
     up: Distribution | None = None
     up_share: float = 0.5
     memory: Distribution | None = None
@@ -48,8 +50,8 @@ class Drawn(Devices):
 
     def numbers(self, seed: int, clients: np.ndarray, number: int | np.ndarray) -> DeviceNumbers:
         visit = () if self.per == "client" else (number,)
-        compute = self.compute.draw(keys(seed, "device compute", clients, *visit))
-        down = self.down.draw(keys(seed, "device down", clients, *visit))
+        compute = (self.compute or COMPUTE).draw(keys(seed, "device compute", clients, *visit))
+        down = (self.down or DOWN).draw(keys(seed, "device down", clients, *visit))
         up = down * self.up_share
         if self.up is not None:
             up = self.up.draw(keys(seed, "device up", clients, *visit))
@@ -70,7 +72,7 @@ class Drawn(Devices):
 def equal(compute: float = 80.0, down: float = 6100.0, up: float = 3050.0, unit: Unit = "forward") -> Drawn:
     """All clients have the same device. compute: milliseconds for each unit of work; down, up: kbit/s; unit: what
     compute is measured for."""
-    return Drawn(unit, Equal(compute), Equal(down), Equal(up))
+    return Drawn(unit, distributions.equal(compute), distributions.equal(down), distributions.equal(up))
 
 
 def lognormal(
@@ -86,7 +88,8 @@ def lognormal(
     """Log-normal speeds and bandwidths, independent of each other. compute: the median of the milliseconds for each
     unit of work; sigma: the standard deviation of their logarithm; down: the median in kbit/s; down_sigma: the standard
     deviation of its logarithm; up_share: up / down; jitter, per, unit: see `drawn`."""
-    return Drawn(unit, Lognormal(compute, sigma), Lognormal(down, down_sigma), None, up_share, None, per, jitter)
+    speeds = distributions.lognormal(compute, sigma), distributions.lognormal(down, down_sigma)
+    return Drawn(unit, *speeds, None, up_share, None, per, jitter)
 
 
 MEDIAN_SCORE = 1768
@@ -104,12 +107,12 @@ def phones(compute: float = 80.0, jitter: float = 0.0, unit: Unit = "forward") -
     milliseconds of the median phone; jitter, unit: see `drawn`."""
     times = [[100 - place, compute * MEDIAN_SCORE / score] for place, score in reversed(SCORES)]
     models = sum(count for count, _ in RAM)
-    memory = Tiers([[count / models, size] for count, size in RAM])
-    return Drawn(unit, Percentiles(times), Lognormal(6100.0, 1.10), None, 0.5, memory, "client", jitter)
+    memory = distributions.tiers([[count / models, size] for count, size in RAM])
+    return Drawn(unit, distributions.percentiles(times), DOWN, None, 0.5, memory, "client", jitter)
 
 
 @dataclass(frozen=True)
-class Table(Devices):
+class DeviceFile(Devices):
     """Devices from a Parquet file with a row for each device, see the guide to fleets for its columns.
 
     file: its path; assign: how rows are assigned to clients: by the column `client` (number), client i has row i modulo
@@ -125,21 +128,24 @@ class Table(Devices):
         super().__post_init__()
         nonnegative(jitter=self.jitter)
         require(bool(self.file), "file is missing; give the path of a Parquet file of devices")
-        if self.read.unit is not None:
-            object.__setattr__(self, "unit", self.read.unit)
+        _, clients, unit = self.read
+        if unit is not None:
+            object.__setattr__(self, "unit", unit)
         if self.assign is None:
-            object.__setattr__(self, "assign", "random" if self.read.clients is None else "number")
+            object.__setattr__(self, "assign", "random" if clients is None else "number")
 
     @cached_property
-    def read(self) -> DeviceTable:
+    def read(self) -> tuple[DeviceNumbers, np.ndarray | None, Unit | None]:
+        """What `read_devices` returns for the file."""
         return read_devices(self.file)
 
     def check(self, clients: int) -> None:
         self.numbers(0, np.arange(clients), 1)
 
     def numbers(self, seed: int, clients: np.ndarray, number: int | np.ndarray) -> DeviceNumbers:
-        rows = rows_of(self.read.clients, len(self.read.compute), self.assign, seed, clients)
-        compute, down, up, memory = (column[rows] for column in self.read.columns)
+        found, numbers, _ = self.read
+        rows = rows_of(numbers, len(found.compute), self.assign, seed, clients)
+        compute, down, up, memory = (column[rows] for column in found)
         return DeviceNumbers(jittered(compute, self.jitter, seed, clients, number), down, up, memory)
 
     @property
@@ -148,4 +154,4 @@ class Table(Devices):
 
     @property
     def limits_memory(self) -> bool:
-        return bool(np.isfinite(self.read.memory).any())
+        return bool(np.isfinite(self.read[0].memory).any())

@@ -125,7 +125,7 @@ class Availability(ABC):
 
     @abstractmethod
     def next(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
-        """(c,) t for a client that is online, else the begin of its next session, infinite if there is none."""
+        """(c,) t for a client that is online, else the start of its next session, infinite if there is none."""
 
 
 class WorkRequest(NamedTuple):

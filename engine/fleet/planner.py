@@ -25,16 +25,16 @@ from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
 from ..user_code import plugin_errors
-from .fleet import Fleet, Traffic, Visits, transfer_seconds
 from .timeline import Job
+from .visits import Fleet, Traffic, VisitTimes, transfer_seconds
 
 Probe = Callable[[np.ndarray, "int | None"], np.ndarray]
 """(clients (c,), rows of each or None for all) -> (c,) losses of the model on their rows."""
 
 
-USED, LATE, LOST, STALE = range(4)
+USED, LATE, LOST, STALE, FAILED = range(5)
 """What became of a client that was selected: its result was used; it was cut off; it vanished; too many updates came
-before its result."""
+before its result; it failed and was left out, which is known only after the round."""
 
 
 class PlanState(NamedTuple):
@@ -78,22 +78,31 @@ class Planner(ABC):
         experiment = run_spec.experiment
         self.run_spec, self.federation, self.client_index = run_spec, experiment.federation, client_index
         self.block, self.seed, self.method = block, experiment.seed, run_spec.method()
+        self.sampler = build_sampler(run_spec)
         self.fleet = Fleet.of(run_spec, state_spec, client_index)
         self.traffic = Traffic.of(state_spec)
         self.cohorts = CohortSampler(experiment.seed, experiment.federation, client_index, block)
 
-    @abstractmethod
     def start(self) -> PlanState:
         """The state before the first update."""
+        return first_plan_state(self.sampler, self.federation, self.fleet is not None)
 
     @abstractmethod
     def update(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> Update:
         """The plan of an update. number: from 1. visited: (N,) how often each client has taken part."""
 
-    @abstractmethod
     def after(self, state: PlanState, update: Update, found: Mapping[str, np.ndarray]) -> PlanState:
         """The state after an update. found: columns (c,) of the clients whose results were used, by name: `id`, `loss`,
         and `rms` if the sampler needs it."""
+        clock = state.clock if update.clock is None else {"seconds": np.array([update.clock])}
+        if update.drawn is None:
+            return state._replace(clock=clock)
+        order, visits = np.argsort(found["id"]), update.visits
+        clients, loss, rms = (found[name][order] if name in found else np.zeros(0) for name in ("id", "loss", "rms"))
+        late = np.sort(visits["id"][visits["status"] == LATE]) if visits else NOBODY
+        ask, draw = update.drawn
+        sampler = self.sampler.told(state.sampler, ask, draw, Feedback(clients, loss, rms, late))
+        return PlanState(in_order(sampler), clock)
 
     def ahead(self, number: int) -> None:  # noqa: B027 most planners have nothing to prepare
         """Prepare the update with this number while workers train for the one before, where it needs nothing that is
@@ -153,12 +162,9 @@ class RoundPlanner(Planner):
     def __init__(self, run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> None:
         super().__init__(run_spec, state_spec, client_index, block)
         assert isinstance(self.federation.pace, Pace)
-        self.pace, self.sampler = self.federation.pace, build_sampler(run_spec)
+        self.pace = self.federation.pace
         alone = isinstance(self.sampler, UniformSampler) and self.federation.mean != "unbiased"
         self.plain = self.fleet is None and alone
-
-    def start(self) -> PlanState:
-        return first_plan_state(self.sampler, self.federation, self.fleet is not None)
 
     def ahead(self, number: int) -> None:
         if self.plain:
@@ -169,12 +175,12 @@ class RoundPlanner(Planner):
         if self.fleet is None:
             return state
         local, traffic = Local(epochs=1, batch=self.federation.local.batch), Traffic.of(StateSpec(method, x))
-        fleet = Fleet(self.seed, self.fleet.systems, self.fleet.parts, local, self.client_index, traffic)
+        fleet = self.fleet.with_local(local, traffic)
         everyone = np.arange(self.federation.clients)
-        device = fleet.parts.devices.numbers(self.seed, everyone, 0)
+        device = fleet.device_numbers(everyone, 0)
         steps = steps_of(self.client_index.sizes, local)
         seconds = fleet.compute_seconds(device, self.client_index.sizes, np.zeros_like(steps), steps)
-        seconds = seconds + 8 * traffic.down / (1000 * device.down) + 8 * traffic.up / (1000 * device.up)
+        seconds = seconds + transfer_seconds(traffic.down, device.down) + transfer_seconds(traffic.up, device.up)
         return state._replace(clock={"seconds": state.clock["seconds"] + seconds.max()})
 
     # --- a round ------------------------------------------------------------------------------------------------------
@@ -266,10 +272,9 @@ class RoundPlanner(Planner):
     def _check_deadline(self, deadline: float) -> None:
         """Raise ConfigError if no client can ever answer by the deadline: its transfers alone take longer."""
         assert self.fleet is not None
-        devices = self.fleet.parts.devices
-        if math.isinf(deadline) or not devices.constant:
+        if math.isinf(deadline) or not self.fleet.devices.constant:
             return
-        device = devices.numbers(self.seed, np.arange(self.federation.clients), 0)
+        device = self.fleet.device_numbers(np.arange(self.federation.clients), 0)
         transfers = transfer_seconds(self.traffic.down, device.down) + transfer_seconds(self.traffic.up, device.up)
         if transfers.min() > deadline:
             raise ConfigError(
@@ -300,17 +305,6 @@ class RoundPlanner(Planner):
         beyond = max(0, len(probed.asked) - ask.size)
         return {"comm/bytes_probe": beyond * self.traffic.down + 4.0 * len(probed.asked)}
 
-    def after(self, state: PlanState, update: Update, found: Mapping[str, np.ndarray]) -> PlanState:
-        if update.drawn is None:
-            return state
-        order, visits = np.argsort(found["id"]), update.visits
-        clients, loss, rms = (found[name][order] if name in found else np.zeros(0) for name in ("id", "loss", "rms"))
-        late = np.sort(visits["id"][visits["status"] == LATE]) if visits else NOBODY
-        ask, draw = update.drawn
-        sampler = self.sampler.told(state.sampler, ask, draw, Feedback(clients, loss, rms, late))
-        clock = state.clock if update.clock is None else {"seconds": np.array([update.clock])}
-        return PlanState(in_order(sampler), clock)
-
 
 class Probed:
     """Asks clients for their losses, and remembers whom. `asked`: these clients, None before."""
@@ -328,7 +322,7 @@ class Probed:
         of the time of training."""
         if self.asked is None:
             return 0.0
-        device, unit = fleet.parts.devices.numbers(ask.seed, self.asked, ask.number), fleet.parts.devices.unit
+        device, unit = fleet.device_numbers(self.asked, ask.number), fleet.devices.unit
         rows = ask.sizes[self.asked]
         rows = rows if self.rows is None else np.minimum(rows, self.rows)
         units = {"forward": rows, "example": rows / 3, "step": rows / ask.batch / 3}
@@ -337,7 +331,7 @@ class Probed:
 
 
 def arrivals(
-    visits: Visits, asked: np.ndarray, spare: np.ndarray, wanted: int, deadline: float
+    visits: VisitTimes, asked: np.ndarray, spare: np.ndarray, wanted: int, deadline: float
 ) -> tuple[np.ndarray, float]:
     """(positions of the first `wanted` clients that arrive by the deadline, seconds until the round ends).
 
@@ -356,7 +350,7 @@ def arrivals(
 
 
 def visit_columns(
-    asked: np.ndarray, wanted: np.ndarray, visits: Visits, when: tuple[float, float], used: np.ndarray, version: int
+    asked: np.ndarray, wanted: np.ndarray, visits: VisitTimes, when: tuple[float, float], used: np.ndarray, version: int
 ) -> dict[str, np.ndarray]:
     """The visits of the clients of a round as columns (c,) by name, see `records.per_client`.
 
@@ -400,14 +394,3 @@ def build_sampler(run_spec: RunSpec) -> Sampler:
     with plugin_errors("federation.sampler"):
         sampler.check(federation.clients, federation.cohort, federation.weights)
     return sampler
-
-
-def check_fleet(run_spec: RunSpec, state_spec: StateSpec) -> None:
-    """Raise ConfigError for a section `systems` whose parts cannot be built for the run."""
-    if run_spec.experiment.systems is not None:
-        Fleet.of(run_spec, state_spec, none_of(run_spec.experiment.federation.clients))
-
-
-def none_of(clients: int) -> ClientIndex:
-    """An index in which every client has one row, for checks that need no data."""
-    return ClientIndex(np.arange(clients + 1), np.arange(clients))

@@ -11,35 +11,35 @@ DEVICES = {
     "equal": Entry(_HERE + "client_devices:equal", "the same device for all"),
     "phones": Entry(_HERE + "client_devices:phones", "phones with the percentiles of published measurements"),
     "drawn": Entry(_HERE + "client_devices:Drawn", "speeds, bandwidths and memory from distributions"),
-    "table": Entry(_HERE + "client_devices:Table", "the devices of a Parquet file"),
+    "table": Entry(_HERE + "client_devices:DeviceFile", "the devices of a Parquet file"),
 }
 
 DISTRIBUTIONS = {
-    "equal": Entry(_HERE + "distributions:Equal", "one number for all"),
-    "lognormal": Entry(_HERE + "distributions:Lognormal", "log-normal"),
-    "uniform": Entry(_HERE + "distributions:Uniform", "uniform"),
-    "halfnormal": Entry(_HERE + "distributions:HalfNormal", "half-normal"),
-    "gaussian": Entry(_HERE + "distributions:Gaussian", "normal, cut below"),
-    "exponential": Entry(_HERE + "distributions:Exponential", "exponential"),
-    "zipf": Entry(_HERE + "distributions:Zipf", "multiples of a number by Zipf's law"),
-    "tiers": Entry(_HERE + "distributions:Tiers", "some kinds of devices with their shares"),
-    "percentiles": Entry(_HERE + "distributions:Percentiles", "given percentiles"),
+    "equal": Entry(_HERE + "distributions:equal", "one number for all"),
+    "lognormal": Entry(_HERE + "distributions:lognormal", "log-normal"),
+    "uniform": Entry(_HERE + "distributions:uniform_between", "uniform"),
+    "halfnormal": Entry(_HERE + "distributions:halfnormal", "half-normal"),
+    "gaussian": Entry(_HERE + "distributions:gaussian", "normal, cut below"),
+    "exponential": Entry(_HERE + "distributions:exponential", "exponential"),
+    "zipf": Entry(_HERE + "distributions:zipf", "multiples of a number by Zipf's law"),
+    "tiers": Entry(_HERE + "distributions:tiers", "some kinds of devices with their shares"),
+    "percentiles": Entry(_HERE + "distributions:percentiles", "given percentiles"),
 }
 
 AVAILABILITIES = {
     "always": Entry(_HERE + "availability:Always", "all clients are online at all times"),
-    "bernoulli": Entry(_HERE + "availability:Bernoulli", "a coin for each client and slot of time"),
-    "sine": Entry(_HERE + "availability:Sine", "a coin whose probability follows the day"),
-    "sessions": Entry(_HERE + "availability:SessionCycles", "sessions and pauses"),
-    "diurnal": Entry(_HERE + "availability:Diurnal", "one session in a night"),
+    "bernoulli": Entry(_HERE + "availability:bernoulli", "a coin for each client and slot of time"),
+    "sine": Entry(_HERE + "availability:sine", "a coin whose probability follows the day"),
+    "sessions": Entry(_HERE + "availability:sessions", "sessions and pauses"),
+    "diurnal": Entry(_HERE + "availability:diurnal", "one session in a night"),
     "trace": Entry(_HERE + "availability:Trace", "the sessions of a Parquet file"),
 }
 
 LOCAL_WORK = {
-    "full": Entry(_HERE + "work:Full", "all of it"),
-    "uniform": Entry(_HERE + "work:UniformWork", "some clients stop at a random step"),
-    "range": Entry(_HERE + "work:RangeOfEpochs", "a random number of epochs"),
-    "speed": Entry(_HERE + "work:BySpeed", "slow clients take fewer steps"),
+    "full": Entry(_HERE + "work:full", "all of it"),
+    "uniform": Entry(_HERE + "work:uniform_steps", "some clients stop at a random step"),
+    "range": Entry(_HERE + "work:range_of_epochs", "a random number of epochs"),
+    "speed": Entry(_HERE + "work:by_speed", "slow clients take fewer steps"),
 }
 
 _SAMPLERS = "fedfleet.engine.cohorts.samplers:"

@@ -17,8 +17,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from ...workloads import counted
 from ..config.schema import Asynchronous
 from ..errors import ConfigError
 from .contract import keys, uniform
-from .fleet import Fleet, Visits
+from .visits import Fleet, VisitTimes
 
 LOSS, ARRIVAL, WAKE, START = range(4)
 """Kinds of events, in the order in which they are dealt with at equal times."""
@@ -66,38 +65,28 @@ class Job:
 
 
 @dataclass
-class Counts:
-    """What has happened since the last update. discarded: arrivals that were too stale. waited: the seconds in which no
-    client was in flight."""
+class Buffer:
+    """The results of one update of the server, and what has happened since the update before."""
 
+    jobs: list[Job] = field(default_factory=list)
+    """Whose results the update uses, in the order of their arrival."""
+    unused: list[Job] = field(default_factory=list)
+    """That were lost, or discarded because they were too stale."""
     dispatched: int = 0
-    arrivals: int = 0
-    lost: int = 0
-    discarded: int = 0
+    """How many jobs were dispatched."""
     waited: float = 0.0
+    """The seconds in which no client was in flight."""
+    clock: float = 0.0
+    """When the update happens."""
+    flight: int = 0
+    """How many jobs are in flight then."""
+    versions: int = 0
+    """From how many versions these began."""
 
-
-class Buffer(NamedTuple):
-    """The results of one update of the server. jobs: in the order of their arrival. clock: when the update happens.
-    flight: the number of jobs in flight then; versions: the number of versions that these began from. unused: the jobs
-    that were lost or discarded since the update before."""
-
-    jobs: list[Job]
-    clock: float
-    counts: Counts
-    flight: int
-    versions: int
-    unused: list[Job]
-
-
-class Outcomes(NamedTuple):
-    """What becomes of the visits of c clients; every array is (c,). Times are virtual seconds from the dispatch."""
-
-    steps: np.ndarray  # int64
-    seconds: np.ndarray  # until the client arrives or is lost
-    duration: np.ndarray  # the seconds of the whole visit, if the client is not lost
-    compute: np.ndarray  # the seconds of its local steps
-    lost: np.ndarray  # bool
+    @property
+    def discarded(self) -> int:
+        """How many jobs arrived and were too stale."""
+        return sum(not job.lost for job in self.unused)
 
 
 class Timeline:
@@ -110,16 +99,14 @@ class Timeline:
         self.draws = draws(seed)
         self.events: list[tuple[float, int, float, int]] = []  # (time, kind, order among ties, client)
         self.flight: dict[int, Job] = {}  # client -> its job
-        self.buffer: list[Job] = []
+        self.buffer = Buffer()  # of the next update
         self.asked: set[int] = set()  # the clients that were dispatched from this version, if `once`
         self.excluded: list[int] = []  # the clients in `flight` or `asked`, ascending
         self.visits: dict[int, int] = defaultdict(int)
         self.newest: dict[int, Job] = {}  # client -> its last job that an update uses
-        self.updates: dict[int, Buffer] = {}
+        self.updates: dict[int, Buffer] = {}  # number -> what it uses
         self.jobs: dict[int, list[Job]] = defaultdict(list)  # version -> jobs that were dispatched from it
-        self.open: dict[int, int] = defaultdict(int)  # version -> its jobs that have no target yet
-        self.counts = Counts()
-        self.unused: list[Job] = []  # lost or discarded since the last update
+        self.undecided: dict[int, int] = defaultdict(int)  # version -> its jobs that have no target yet
         self.missed = 0  # jobs that were lost or discarded since the last one that was used
         self.outcomes = None if fleet.remembered is None else self._outcomes(fleet.remembered)  # of all clients
         everyone = np.arange(clients)
@@ -139,7 +126,7 @@ class Timeline:
 
     def of_version(self, version: int) -> list[Job]:
         """All jobs that are dispatched from a version and that some update uses, in the order of their dispatch."""
-        while self.version <= version or self.open.get(version):
+        while self.version <= version or self.undecided.get(version):
             if not self._step():
                 break
         return [job for job in self.jobs.get(version, ()) if job.target is not None and job.target != UNUSED]
@@ -147,7 +134,7 @@ class Timeline:
     def forget(self, version: int) -> None:
         """Nobody asks for the jobs of this version, or the update that it is from, again."""
         self.jobs.pop(version, None)
-        self.open.pop(version, None)
+        self.undecided.pop(version, None)
         self.updates.pop(version, None)
 
     def _why_no_update(self) -> str:
@@ -171,7 +158,7 @@ class Timeline:
         if not self.events or self.missed > MOST_MISSED:
             return False
         if not self.flight:
-            self.counts.waited += self.events[0][0] - self.clock
+            self.buffer.waited += self.events[0][0] - self.clock
         self.clock = self.events[0][0]
         group = []
         while self.events and self.events[0][0] == self.clock:
@@ -179,7 +166,7 @@ class Timeline:
         starts = 0
         for _, kind, _, client in group:  # in the order of the heap: kind, then ties
             if kind == LOSS:
-                self._lose(client)
+                self._discard(self._end_flight(client))
             elif kind == ARRIVAL:
                 self._arrive(client)
             starts += kind == START
@@ -188,10 +175,6 @@ class Timeline:
         for _ in range(starts):
             self._start()
         return True
-
-    def _lose(self, client: int) -> None:
-        self._discard(self._end_flight(client))
-        self.counts.lost += 1
 
     def _end_flight(self, client: int) -> Job:
         """The job of a client that is no longer in flight."""
@@ -207,29 +190,26 @@ class Timeline:
 
     def _arrive(self, client: int) -> None:
         job = self._end_flight(client)
-        self.counts.arrivals += 1
         if self.pace.staleness is not None and job.staleness > self.pace.staleness:
-            self._discard(job)
-            self.counts.discarded += 1
-            return
-        self.buffer.append(job)
+            return self._discard(job)
+        self.buffer.jobs.append(job)
         self.missed = 0
         job.target = self.version + 1
-        self.open[job.version] -= 1
+        self.undecided[job.version] -= 1
         before = self.newest.get(client)
         if before is not None and (before.target or 0) > job.version:
             job.before = before
         self.newest[client] = job
         self.visits[client] += 1
-        if len(self.buffer) == self.pace.buffer:
+        if len(self.buffer.jobs) == self.pace.buffer:
             self._update()
 
     def _discard(self, job: Job) -> None:
         """No update uses the job, and its client may be dispatched from this version again."""
         job.target = UNUSED
-        self.unused.append(job)
+        self.buffer.unused.append(job)
         self.missed += 1
-        self.open[job.version] -= 1
+        self.undecided[job.version] -= 1
         if job.client in self.asked:
             self.asked.remove(job.client)
             self._make_eligible(job.client)
@@ -239,28 +219,27 @@ class Timeline:
         if self.asked:
             self.asked.clear()
             self.excluded = sorted(self.flight)
-        versions = len({job.version for job in self.flight.values()})
-        numbers = self.counts, len(self.flight), versions
-        self.updates[self.version] = Buffer(self.buffer, self.clock, *numbers, self.unused)
-        self.buffer, self.counts, self.unused = [], Counts(), []
+        buffer, self.buffer = self.buffer, Buffer()
+        buffer.clock, buffer.flight = self.clock, len(self.flight)
+        buffer.versions = len({job.version for job in self.flight.values()})
+        self.updates[self.version] = buffer
 
     # --- dispatches -------------------------------------------------------------------------------------------------
     def _refill(self) -> None:
         free = self.concurrency - len(self.flight)
         if free <= 0 or (free < self.pace.open and self.flight):
             return
-        eligible = self._eligible()
-        count = min(free, len(eligible))
-        if count:
-            self._dispatch(eligible.draw(self._next_draw(), count))
-        if count < free:
+        clients = self._drawn(free)
+        if len(clients):
+            self._dispatch(clients)
+        if len(clients) < free:
             self._wake()
 
     def _start(self) -> None:
         """One start of `starts: rate`, which come at equal distances whatever is in flight."""
-        eligible = self._eligible()
-        if len(eligible):
-            self._dispatch(eligible.draw(self._next_draw(), 1))
+        clients = self._drawn(1)
+        if len(clients):
+            self._dispatch(clients)
         elif not self.flight and self._nobody_will_come():
             return
         heapq.heappush(self.events, (self.clock + self.pace.gap, START, 0.0, -1))
@@ -269,16 +248,21 @@ class Timeline:
         """Whether no client with enough memory will ever be online again."""
         return self.fitting is not None and not np.isfinite(self.fleet.next_online(self.fitting, self.clock)).any()
 
-    def _next_draw(self) -> np.random.Generator:
-        self.refills += 1
-        return next(self.draws)
-
-    def _eligible(self) -> Eligible:
-        """The clients that are online, fit, are idle, and were not dispatched from this version if `once`."""
+    def _drawn(self, most: int) -> np.ndarray:
+        """Up to `most` clients in ascending order, drawn from those that are online, have enough memory, are idle, and
+        were not dispatched from this version if `once`."""
         if self.fitting is None:
-            return Eligible(self.clients, self.excluded, None)
-        idle = np.setdiff1d(self.fitting, np.array(self.excluded, dtype=np.int64), assume_unique=True)
-        return Eligible(self.clients, self.excluded, idle[self.fleet.online(idle, self.clock)])
+            eligible, total = None, self.clients - len(self.excluded)
+        else:
+            idle = np.setdiff1d(self.fitting, np.array(self.excluded, dtype=np.int64), assume_unique=True)
+            eligible = idle[self.fleet.online(idle, self.clock)]
+            total = len(eligible)
+        count = min(most, total)
+        if not count:
+            return np.zeros(0, dtype=np.int64)
+        self.refills += 1
+        positions = drawn_positions(next(self.draws), total, count)
+        return not_excluded(self.excluded, positions) if eligible is None else eligible[positions]
 
     def _dispatch(self, clients: np.ndarray) -> None:
         """Dispatch these clients (c,), in ascending order, now."""
@@ -301,17 +285,18 @@ class Timeline:
             insort(self.excluded, client)
             if self.pace.once:
                 self.asked.add(client)
-        self.open[self.version] += len(clients)
-        self.counts.dispatched += len(clients)
+        self.undecided[self.version] += len(clients)
+        self.buffer.dispatched += len(clients)
 
-    def _outcomes(self, visits: Visits) -> Outcomes:
-        """What becomes of these visits."""
+    def _outcomes(self, visits: VisitTimes) -> tuple[np.ndarray, ...]:
+        """What becomes of these visits, (c,) each: the local steps; the seconds until the client arrives or is lost;
+        those of the whole visit and those of its local steps, if it is not lost; whether it is lost."""
         ends, lost = visits.duration, ~visits.arrives
         ends = np.where(lost, visits.lost, ends)
         if self.pace.deadline is not None:
             late = ends > self.pace.deadline
             ends, lost = np.where(late, self.pace.deadline, ends), lost | late
-        return Outcomes(visits.steps, ends, visits.duration, visits.compute, lost)
+        return visits.steps, ends, visits.duration, visits.compute, lost
 
     def _wake(self) -> None:
         """Have the slots filled again when the next idle client comes online."""
@@ -332,36 +317,23 @@ def draws(seed: int) -> Iterator[np.random.Generator]:
         yield from counted.numpy_generators(counted.key(seed, "cohort", np.arange(first, first + DRAWS)))
 
 
-class Eligible:
-    """A set of clients to draw from: given by its members, or as all clients without some, in O(those excluded)."""
+def drawn_positions(random: np.random.Generator, total: int, count: int) -> np.ndarray:
+    """(count,) distinct numbers below `total` in ascending order: the draw of a synchronous round."""
+    if count == total:
+        return np.arange(count)
+    if count == 1:  # which most arrivals ask for: the same number as by `choice`, in a fifth of the time
+        return np.array([int(random.integers(total))])
+    return np.sort(random.choice(total, count, replace=False, shuffle=False).astype(np.int64))
 
-    def __init__(self, clients: int, excluded: list[int], members: np.ndarray | None) -> None:
-        """excluded: ascending. members: (e,) ascending; None for all `clients` without `excluded`."""
-        self.excluded, self.members = excluded, members
-        self.count = clients - len(excluded) if members is None else len(members)
 
-    def __len__(self) -> int:
-        return self.count
-
-    def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
-        """(count,) distinct members in ascending order: the draw of a synchronous round, among the members."""
-        if count == self.count:
-            places = np.arange(count)
-        elif count == 1:  # which most arrivals ask for: the same member as by `choice`, in a fifth of the time
-            return self._one(int(random.integers(self.count)))
-        else:
-            places = np.sort(random.choice(self.count, count, replace=False, shuffle=False).astype(np.int64))
-        if self.members is not None:
-            return self.members[places]
-        excluded = np.array(self.excluded, dtype=np.int64)
-        return places + np.searchsorted(excluded - np.arange(len(excluded)), places, side="right")
-
-    def _one(self, place: int) -> np.ndarray:
-        """(1,) the member at this place."""
-        if self.members is not None:
-            return self.members[place : place + 1]
-        before = bisect_right(range(len(self.excluded)), place, key=lambda i: self.excluded[i] - i)
-        return np.array([place + before])
+def not_excluded(excluded: list[int], positions: np.ndarray) -> np.ndarray:
+    """(count,) the clients at these positions (count,) of all clients without those that are `excluded`. Everything is
+    in ascending order. It takes no time for the clients that are not excluded."""
+    if len(positions) == 1:
+        position = int(positions[0])
+        return positions + bisect_right(range(len(excluded)), position, key=lambda i: excluded[i] - i)
+    without = np.array(excluded, dtype=np.int64)
+    return positions + np.searchsorted(without - np.arange(len(without)), positions, side="right")
 
 
 def staleness_weight(pace: Asynchronous, staleness: int) -> float:

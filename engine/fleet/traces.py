@@ -17,27 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .contract import Unit, keys, require, uniform
+from .contract import DeviceNumbers, Unit, keys, require, uniform
 
 LARGEST_NUMBER = 2.0**53
 """Client numbers are read as float64, which is exact below this number."""
 Assign = Literal["number", "modulo", "random"]
 """How the entries of a file are assigned to clients."""
-
-
-class DeviceTable(NamedTuple):
-    """The devices of a file; the arrays are (rows,)."""
-
-    compute: np.ndarray
-    down: np.ndarray
-    up: np.ndarray
-    memory: np.ndarray  # infinite where the file has none
-    clients: np.ndarray | None  # ascending client numbers, if the file has them
-    unit: Unit | None
-
-    @property
-    def columns(self) -> tuple[np.ndarray, ...]:
-        return self.compute, self.down, self.up, self.memory
 
 
 class Sessions(NamedTuple):
@@ -114,21 +99,21 @@ def _rates(table: pa.Table, file: str, name: str) -> np.ndarray:
     return values
 
 
-def read_devices(file: str) -> DeviceTable:
-    """The devices of a file. Raises ValueError for a file that cannot be used."""
+def read_devices(file: str) -> tuple[DeviceNumbers, np.ndarray | None, Unit | None]:
+    """(the devices of a file, (rows,) ascending client numbers if the file has them, the unit of `compute` if the file
+    names it). Raises ValueError for a file that cannot be used."""
     table, metadata = _read(file)
     compute, down, up = (_rates(table, file, name) for name in ("compute", "down", "up"))
-    memory = _rates(table, file, "memory") if "memory" in table.column_names else np.full(len(down), np.inf)
+    memory = _rates(table, file, "memory") if "memory" in table.column_names else np.full(table.num_rows, np.inf)
     unit: Any = metadata.get("unit")
     require(unit in (None, *get_args(Unit)), f"{file}: unit must be {', '.join(get_args(Unit))}, got {unit!r}")
-    clients = None
+    devices, clients = DeviceNumbers(compute, down, up, memory), None
     if "client" in table.column_names:
         clients = _client_numbers(table, file)
         order = np.argsort(clients, kind="stable")
-        clients, memory = clients[order], memory[order]
-        compute, down, up = compute[order], down[order], up[order]
+        devices, clients = DeviceNumbers(*(column[order] for column in devices)), clients[order]
         require(bool((np.diff(clients) > 0).all()), f"{file}: every client must have one row, got two; drop one")
-    return DeviceTable(compute, down, up, memory, clients, unit)
+    return devices, clients, unit
 
 
 def read_sessions(file: str) -> Sessions:
@@ -158,15 +143,11 @@ def read_sessions(file: str) -> Sessions:
     return Sessions(begin, end, np.append(first, len(client)), numbers, period)
 
 
-def write_devices(path: Path, table: DeviceTable, metadata: dict[str, str]) -> None:
-    """Write a file that `read_devices` reads."""
-    columns = {name: getattr(table, name) for name in ("compute", "down", "up")}
-    if table.clients is not None:
-        columns = {"client": table.clients, **columns}
-    if np.isfinite(table.memory).all():
-        columns["memory"] = table.memory
-    if table.unit is not None:
-        metadata = {"unit": table.unit, **metadata}
+def write_devices(path: Path, devices: DeviceNumbers, clients: np.ndarray, metadata: dict[str, str]) -> None:
+    """Write a file that `read_devices` reads. clients: (rows,) their numbers."""
+    columns = {"client": clients, "compute": devices.compute, "down": devices.down, "up": devices.up}
+    if np.isfinite(devices.memory).all():
+        columns["memory"] = devices.memory
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
 
 

@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from ..fleet.planner import FAILED, USED
+
 COLUMNS = ("id", "loss", "norm2", "steps")
-USED, FAILED = 0, 4
-"""Values of `status`."""
 
 
 def write_clients(

@@ -135,12 +135,12 @@ class Stream(Training):
         """keeps: whether the run has checkpoints. Other parameters: see `Training`."""
         super().__init__(phases, stage, table, visits)
         self.planner, self.state_spec, self.keeps, self.run_spec = planner, state_spec, keeps, planner.run_spec
-        self.pace, self.federation, self.number = planner.settings, planner.federation, 0  # of the last update
+        self.pace, self.federation, self.number = planner.pace, planner.federation, 0  # of the last update
         self.removed = frozenset(self.federation.without)
         self.keeps_nothing = not pytree.tree_leaves(state_spec.client)
         self.has_origins = self.pace.base == "current" or state_spec.statistics > 0
         """Whether sums of changes are made ones of changes of the newest model, or of its running statistics."""
-        self.whole = planner.timeline.fleet.parts.work.whole  # whether every client does all of its local work
+        self.whole = planner.timeline.fleet.work.whole  # whether every client does all of its local work
         self.waiting, self.settled = Waiting(), 0  # settled: all jobs of the versions below have been used
         self.running: Running | None = None
 

@@ -24,7 +24,7 @@ from ..config.limits import building_model, check_folder
 from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
 from ..fleet.asynchronous import check_pending
-from ..fleet.planner import check_fleet
+from ..fleet.visits import check_fleet
 from ..memory import is_out_of_memory
 from ..method_form.state_spec import StateSpec
 from ..records.history import Event, History, Record

@@ -13,8 +13,8 @@ from fedfleet.engine.api import resume, rounds, run
 from fedfleet.engine.config.schema import Asynchronous, Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.fleet.asynchronous import AsynchronousPlanner
-from fedfleet.engine.fleet.fleet import Visits
-from fedfleet.engine.fleet.timeline import Eligible, Timeline, staleness_weight
+from fedfleet.engine.fleet.timeline import Timeline, drawn_positions, not_excluded, staleness_weight
+from fedfleet.engine.fleet.visits import VisitTimes
 from fedfleet.engine.rounds.driver import Driver
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads import counted
@@ -54,7 +54,7 @@ class RandomFleet:
         seconds = np.array([each[0] for each in found])
         lost = np.array([each[0] if each[1] else np.inf for each in found])
         zeros = np.zeros(len(clients))
-        return Visits(np.ones(len(clients), dtype=np.int64), zeros, seconds, zeros, lost)
+        return VisitTimes(np.ones(len(clients), dtype=np.int64), zeros, seconds, zeros, lost)
 
 
 def drawing(seed):
@@ -398,10 +398,9 @@ def test_a_single_client_is_drawn_as_several_are():
         excluded = np.sort(random.choice(clients, int(random.integers(0, clients - 1)), replace=False))
         rest = np.setdiff1d(np.arange(clients), excluded)
         place = counted.numpy_generator(0, "cohort", number).choice(len(rest), 1, replace=False, shuffle=False)
-        for members in (None, rest):
-            eligible = Eligible(clients, excluded.tolist(), members)
-            found = eligible.draw(counted.numpy_generator(0, "cohort", number), 1)
-            assert found.tolist() == rest[place].tolist()
+        found = drawn_positions(counted.numpy_generator(0, "cohort", number), len(rest), 1)
+        assert found.tolist() == place.tolist()
+        assert not_excluded(excluded.tolist(), found).tolist() == rest[place].tolist()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

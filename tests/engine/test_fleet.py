@@ -13,7 +13,7 @@ from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Local, Systems
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.fleet.contract import keys
-from fedfleet.engine.fleet.fleet import Fleet, Traffic, build_parts, examples_seen
+from fedfleet.engine.fleet.visits import Fleet, Traffic, build_parts, examples_seen
 from fedfleet.workloads.client_index import ClientIndex
 
 MANY = np.arange(20_000)

@@ -12,8 +12,8 @@ import pytest
 from fedfleet.engine import resume, run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.fleet.fleet import Visits
 from fedfleet.engine.fleet.planner import arrivals
+from fedfleet.engine.fleet.visits import VisitTimes
 from fedfleet.engine.runs.launch import prepare
 from tests.engine.test_sampling import InterruptAfter
 
@@ -47,10 +47,10 @@ def digits(plan=None, systems=None, method="fedavg", **more):
 
 
 def visits(*durations, lost=None):
-    """Visits that take these seconds, all of them computing."""
+    """The visits that take these seconds, all of them computing."""
     zeros = np.zeros(len(durations))
     gone = np.full(len(durations), np.inf) if lost is None else np.array(lost, dtype=float)
-    return Visits(np.full(len(durations), 5), zeros, np.array(durations, dtype=float), zeros, gone)
+    return VisitTimes(np.full(len(durations), 5), zeros, np.array(durations, dtype=float), zeros, gone)
 
 
 # --- one round --------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_mistakes_are_one_sentence(plan, keys, message):
     ],
 )
 def test_runs_that_cannot_go_on_end(plan, systems, message, monkeypatch):
-    monkeypatch.setattr("fedfleet.engine.fleet.fleet.MOST_MOVES", 50)
+    monkeypatch.setattr("fedfleet.engine.fleet.visits.MOST_MOVES", 50)
     monkeypatch.setattr("fedfleet.engine.fleet.timeline.MOST_MISSED", 100)
     with pytest.raises(ConfigError, match=re.escape(message)):
         run(digits(plan, systems))

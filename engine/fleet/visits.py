@@ -7,6 +7,7 @@ duration depends on weights or losses, so a timeline is known before anything is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
 from ..user_code import plugin_errors
-from .contract import Availability, DeviceNumbers, Devices, LocalWork, Unit, WorkRequest, keys, uniform
+from .contract import Availability, DeviceNumbers, Devices, LocalWork, WorkRequest, keys, uniform
 
 MOST_MOVES = 1_000
 """How often the clock goes on to the next client that comes online, in search of a time at which enough are."""
@@ -27,8 +28,8 @@ ONE_STEP = 1e-9
 """A step counts as done by a deadline that it misses by this part of a step, which is rounding."""
 
 
-class Visits(NamedTuple):
-    """The visits of c clients; every array is (c,). Times are virtual seconds from the begin of the visit."""
+class VisitTimes(NamedTuple):
+    """The visits of c clients; every array is (c,). Times are virtual seconds from the start of the visit."""
 
     steps: np.ndarray  # int64, the local steps that are taken; 0 if a deadline leaves none
     down: np.ndarray  # seconds of the download
@@ -47,15 +48,9 @@ class Visits(NamedTuple):
         return np.isinf(self.lost)
 
 
-class Parts(NamedTuple):
-    """The parts of a fleet by name."""
-
-    devices: Devices
-    availability: Availability
-    work: LocalWork
-
-
-def build_parts(systems: Systems, registry: Registry, local: Local, clients: int) -> Parts:
+def build_parts(
+    systems: Systems, registry: Registry, local: Local, clients: int
+) -> tuple[Devices, Availability, LocalWork]:
     """The parts that the section names. Raises ConfigError if one of them does not fit the federation."""
     devices = registry.build("DEVICES", systems.devices, "systems.devices")
     availability = registry.build("AVAILABILITIES", systems.availability, "systems.availability")
@@ -71,7 +66,7 @@ def build_parts(systems: Systems, registry: Registry, local: Local, clients: int
         availability.check(clients)
     with plugin_errors("systems.work"):
         work.check(local.epochs)
-    return Parts(devices, availability, work)
+    return devices, availability, work
 
 
 class Traffic(NamedTuple):
@@ -91,11 +86,20 @@ class Fleet:
     """The devices of a run's clients in virtual time. All methods are pure functions of their arguments."""
 
     def __init__(
-        self, seed: int, systems: Systems, parts: Parts, local: Local, client_index: ClientIndex, traffic: Traffic
+        self,
+        seed: int,
+        systems: Systems,
+        parts: tuple[Devices, Availability, LocalWork],
+        local: Local,
+        client_index: ClientIndex,
+        traffic: Traffic,
     ) -> None:
-        self.seed, self.systems, self.parts, self.local = seed, systems, parts, local
+        """parts: what `build_parts` returns."""
+        self.seed, self.systems, self.local = seed, systems, local
+        self.devices, self.availability, self.work = parts
         self.client_index, self.traffic = client_index, traffic
-        self.remembered: Visits | None = None  # of all clients, see `remember`
+        self.remembered: VisitTimes | None = None  # of all clients, see `remember`
+        self.remembered_devices: DeviceNumbers | None = None
 
     @staticmethod
     def of(run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex) -> Fleet | None:
@@ -108,6 +112,11 @@ class Fleet:
         traffic = Traffic.of(state_spec)
         return Fleet(experiment.seed, experiment.systems, parts, federation.local, client_index, traffic)
 
+    def with_local(self, local: Local, traffic: Traffic) -> Fleet:
+        """The same devices with other local work and messages."""
+        parts = self.devices, self.availability, self.work
+        return Fleet(self.seed, self.systems, parts, local, self.client_index, traffic)
+
     # --- visits -------------------------------------------------------------------------------------------------------
     def visits(
         self,
@@ -116,7 +125,7 @@ class Fleet:
         visited: np.ndarray,
         start: float | np.ndarray,
         deadline: float = np.inf,
-    ) -> Visits:
+    ) -> VisitTimes:
         """The visits of these clients (c,).
 
         number: of the round or of the dispatch, from 1; one for all or (c,). visited: (c,) how often each client has
@@ -124,11 +133,11 @@ class Fleet:
         begin, one for all or (c,). deadline: seconds after the start; clients take only as many steps as fit into it.
         """
         if self.remembered is not None and deadline == np.inf:
-            return Visits(*(column[clients] for column in self.remembered))
-        sizes, device = self.client_index.sizes_of(clients), self.parts.devices.numbers(self.seed, clients, number)
+            return VisitTimes(*(column[clients] for column in self.remembered))
+        sizes, device = self.client_index.sizes_of(clients), self.device_numbers(clients, number)
         full, batches = steps_of(sizes, self.local), -(-sizes // self.local.batch)
         request = WorkRequest(self.seed, clients, number, full, batches, device.compute)
-        steps = np.clip(self.parts.work.steps(request), 1, full)
+        steps = np.clip(self.work.steps(request), 1, full)
         down, up = (transfer_seconds(size, rate) for size, rate in zip(self.traffic[:2], device[1:3], strict=True))
 
         def compute(steps: np.ndarray) -> np.ndarray:
@@ -146,22 +155,32 @@ class Fleet:
         lost = self._lost(clients, number, start, down + seconds + up)
         if np.isfinite(deadline):
             lost = np.where(steps > 0, lost, np.minimum(lost, deadline))
-        return Visits(steps, down, seconds, up, lost)
+        return VisitTimes(steps, down, seconds, up, lost)
+
+    def device_numbers(self, clients: np.ndarray, number: int | np.ndarray) -> DeviceNumbers:
+        """The devices of these clients (c,), see `Devices.numbers`."""
+        if self.remembered_devices is not None:
+            return DeviceNumbers(*(column[clients] for column in self.remembered_devices))
+        return self.devices.numbers(self.seed, clients, number)
 
     def remember(self) -> None:
-        """Work out the visits of all clients now, if all visits of a client without a deadline are alike. An
-        asynchronous run asks for one visit at a time."""
-        sizes, parts = self.client_index.sizes, self.parts
+        """Work out the devices of all clients now, if they keep them, and their visits, if all visits of a client
+        without a deadline are alike. An asynchronous run asks for one visit at a time."""
+        sizes = self.client_index.sizes
+        everyone = np.arange(len(sizes))
+        if not self.devices.constant:
+            return
+        self.remembered_devices = self.devices.numbers(self.seed, everyone, 0)
         full_batches = self.systems.examples == "nominal" or not (sizes % self.local.batch).any()
-        nobody_is_lost = not self.systems.dropout and (parts.availability.always or self.systems.interrupt == "never")
-        if parts.devices.constant and parts.work.whole and full_batches and nobody_is_lost:
-            self.remembered = self.visits(np.arange(len(sizes)), 0, np.zeros(len(sizes), dtype=np.int64), 0.0)
+        nobody_is_lost = not self.systems.dropout and (self.availability.always or self.systems.interrupt == "never")
+        if self.work.whole and full_batches and nobody_is_lost:
+            self.remembered = self.visits(everyone, 0, np.zeros_like(everyone), 0.0)
 
     def compute_seconds(
         self, device: DeviceNumbers, sizes: np.ndarray, visited: np.ndarray, steps: np.ndarray
     ) -> np.ndarray:
         """(c,) the seconds of `steps` (c,) local steps; the other arguments as in `visits`. sizes: (c,) examples."""
-        unit: Unit = self.parts.devices.unit
+        unit = self.devices.unit
         full = steps_of(sizes, self.local)
         if unit in ("forward", "example"):
             if self.systems.examples == "nominal":
@@ -182,7 +201,7 @@ class Fleet:
             drops = uniform(keys(self.seed, "dropout", clients, number)) < self.systems.dropout
             when = uniform(keys(self.seed, "dropout time", clients, number)) * duration
             lost = np.where(drops, when, lost)
-        availability, how = self.parts.availability, self.systems.interrupt
+        availability, how = self.availability, self.systems.interrupt
         if availability.always or how == "never":
             return lost
         if how == "end":
@@ -194,23 +213,23 @@ class Fleet:
     # --- who is online ------------------------------------------------------------------------------------------------
     def fits(self, clients: np.ndarray) -> np.ndarray:
         """(c,) bool: whether each client's memory is large enough for the model."""
-        if not self.parts.devices.limits_memory:
+        if not self.devices.limits_memory:
             return np.ones(len(clients), dtype=bool)
         need = self.systems.needs * self.traffic.model
-        return self.parts.devices.numbers(self.seed, clients, 0).memory >= need
+        return self.device_numbers(clients, 0).memory >= need
 
     def online(self, clients: np.ndarray, t: float) -> np.ndarray:
         """(c,) bool: whether each client is online at time t."""
-        return self.parts.availability.online(self.seed, clients, t)
+        return self.availability.online(self.seed, clients, t)
 
     def next_online(self, clients: np.ndarray, t: float) -> np.ndarray:
-        """(c,) t for clients that are online, else the begin of their next session, infinite if there is none."""
-        return self.parts.availability.next(self.seed, clients, t)
+        """(c,) t for clients that are online, else the start of their next session, infinite if there is none."""
+        return self.availability.next(self.seed, clients, t)
 
     @property
     def all_eligible(self) -> bool:
         """Whether every client is eligible at all times."""
-        return self.parts.availability.always and not self.parts.devices.limits_memory
+        return self.availability.always and not self.devices.limits_memory
 
     def eligible(self, t: float) -> np.ndarray | None:
         """The ascending numbers of the clients that are online at time t and have enough memory; None for all."""
@@ -225,7 +244,7 @@ class Fleet:
         if self.all_eligible:
             return t
         everyone = np.arange(len(self.client_index.sizes))
-        fitting, begin = everyone[self.fits(everyone)], t
+        fitting, start = everyone[self.fits(everyone)], t
         for _ in range(MOST_MOVES):
             come = np.sort(self.next_online(fitting, t))
             if len(come) < least or not np.isfinite(come[least - 1]):
@@ -235,9 +254,20 @@ class Fleet:
             t = float(come[least - 1])
         raise ConfigError(
             f"systems: {least} client{'s' * (least > 1)} must be online at one time with enough memory, got no such "
-            f"time from second {begin:,.0f} on; choose another availability, or lower federation.pace.least or "
+            f"time from second {start:,.0f} on; choose another availability, or lower federation.pace.least or "
             "systems.needs"
         )
+
+
+def check_fleet(run_spec: RunSpec, state_spec: StateSpec) -> None:
+    """Raise ConfigError for a section `systems` whose parts cannot be built for the run."""
+    if run_spec.experiment.systems is not None:
+        Fleet.of(run_spec, state_spec, none_of(run_spec.experiment.federation.clients))
+
+
+def none_of(clients: int) -> ClientIndex:
+    """An index in which every client has one row, for checks that need no data."""
+    return ClientIndex(np.arange(clients + 1), np.arange(clients))
 
 
 def transfer_seconds(size: float, rate: np.ndarray) -> np.ndarray:
@@ -256,10 +286,9 @@ def examples_seen(sizes: np.ndarray, batch: int, first: np.ndarray, steps: np.nd
     return before(first + steps) - before(first)
 
 
-def steps_until(seconds: np.ndarray, steps: np.ndarray, compute: object) -> np.ndarray:
+def steps_until(seconds: np.ndarray, steps: np.ndarray, compute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """(c,) the largest numbers of steps, `steps` at most, whose computing fits into these seconds (c,). compute: (c,)
     numbers of steps -> (c,) seconds."""
-    assert callable(compute)
     one = compute(steps) / steps
     found = np.clip(np.floor(seconds / one + ONE_STEP), 0, steps).astype(np.int64)
     while (late := (found > 0) & (compute(found) > seconds + ONE_STEP * one)).any():  # later batches may be larger
