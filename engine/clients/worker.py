@@ -452,13 +452,13 @@ class Worker:
         """The public state that the clients of a task unpack from a broadcast."""
         if self.public[0] != broadcast.version:
             self.public = broadcast.version, {}
-        states, place = self.public[1], task.place
-        if place not in states or states[place][0] != task.round:
+        states, at = self.public[1], task.public
+        if at not in states or states[at][0] != task.round:
             count = self.state_spec.public_spec.num_leaves
-            arrays = broadcast.leaves[place * count : (place + 1) * count]
+            arrays = broadcast.leaves[at * count : (at + 1) * count]
             leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in arrays]
-            states[place] = task.round, algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
-        return states[place][1]
+            states[at] = task.round, algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
+        return states[at][1]
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()

@@ -84,8 +84,8 @@ def task_edges(blocks: int) -> list[int]:
     return sorted({0, *np.rint(shares / shares[-1] * blocks).astype(int).tolist()})
 
 
-TaskColumns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""visits, weights, read, write and position of some clients, (c,) each; see `TrainingTask`."""
+PER_CLIENT = ("visits", "weights", "read", "write", "position", "steps", "targets")
+"""The fields of a `TrainingTask` that have an entry for each client."""
 
 
 class TrainingTask(NamedTuple):
@@ -102,7 +102,7 @@ class TrainingTask(NamedTuple):
     branch: TreeNode | None = None  # of the task's tree, if these are not all of the task's blocks
     steps: np.ndarray | None = None  # that each client takes, if some take fewer than all
     targets: np.ndarray | None = None  # of an asynchronous run: the update that uses each client's message, -1 for none
-    place: int = 0  # of the public state that the clients read, among those of the phase's broadcast
+    public: int = 0  # which of the public states in the phase's broadcast the clients read
 
     @staticmethod
     def of(
@@ -141,30 +141,19 @@ class TrainingTask(NamedTuple):
 
         Blocks keep their number, also those without clients: sums are added in the same order whoever is absent.
         """
-        cuts = tuple(int((positions < cut).sum()) for cut in self.cuts)
-        task = ClientTask(self.index, self.clients[positions], cuts)
-        return TrainingTask(
-            task, self.round, self.warm_start, *self.columns_of(positions), self.branch, *self._extras_of(positions)
-        )
-
-    def _extras_of(self, clients: Any) -> tuple[np.ndarray | None, np.ndarray | None, int]:
-        """steps, targets and place of some clients, as `columns_of`."""
-        steps, targets = (None if each is None else each[clients] for each in (self.steps, self.targets))
-        return steps, targets, self.place
-
-    def columns_of(self, clients: Any) -> TaskColumns:
-        """The columns of some clients. clients: their positions in the task, or a slice."""
-        columns = (self.visits, self.weights, self.read, self.write, self.position)
-        return tuple(column[clients] for column in columns)  # pyright: ignore[reportReturnType]
+        return self._some(positions, tuple(int((positions < cut).sum()) for cut in self.cuts))
 
     def blocks(self, branch: TreeNode, begin: int, end: int) -> TrainingTask:
         """The task's blocks [begin, end), which are those below `branch` of its tree."""
         first = self.cuts[begin - 1] if begin else 0
         cuts = tuple(cut - first for cut in self.cuts[begin:end])
-        clients = slice(first, self.cuts[end - 1])
-        task = ClientTask(self.index, self.clients[clients], cuts)
-        columns = self.columns_of(clients)
-        return TrainingTask(task, self.round, self.warm_start, *columns, branch, *self._extras_of(clients))
+        return self._some(slice(first, self.cuts[end - 1]), cuts)._replace(branch=branch)
+
+    def _some(self, clients: np.ndarray | slice, cuts: tuple[int, ...]) -> TrainingTask:
+        """The same task with some of its clients. clients: their positions in the task."""
+        columns: dict[str, Any] = {name: getattr(self, name) for name in PER_CLIENT}
+        some = {name: column[clients] for name, column in columns.items() if column is not None}
+        return self._replace(task=ClientTask(self.index, self.clients[clients], cuts), **some)
 
 
 class Broadcast(NamedTuple):
