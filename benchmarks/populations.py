@@ -31,13 +31,13 @@ from pathlib import Path
 import ray
 from scale import config, spread
 
+from fedfleet.engine.backends.ray.arrow_columns import to_arrow
 from fedfleet.engine.backends.ray.connect import here, start_ray
 from fedfleet.engine.backends.ray.driver_actor import examples
 from fedfleet.engine.backends.ray.ray_pool import Hooks, RayPool
 from fedfleet.engine.backends.ray.worker_handle import WorkerRequest
 from fedfleet.engine.cohorts.tasks import steps_of
 from fedfleet.engine.config.schema import experiment
-from fedfleet.engine.records.arrow_columns import to_arrow
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import new_run_id

@@ -7,5 +7,4 @@ per_client      what each client did in a round (tracking.clients)
 event_log       lines for the log, kept until another thread has read them
 partition_file  which client has which rows
 lineage         which run a fork is a fork of
-arrow_columns   columns of examples as an Arrow table, without a copy
 """

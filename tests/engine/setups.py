@@ -71,12 +71,12 @@ def driver_on_ray(run_spec: RunSpec) -> Iterator[Driver]:
     """The driver of a run in this process, with its workers on Ray, which has started."""
     import ray
 
+    from fedfleet.engine.backends.ray.arrow_columns import to_arrow
     from fedfleet.engine.backends.ray.connect import here
     from fedfleet.engine.backends.ray.driver_actor import examples
     from fedfleet.engine.backends.ray.ray_pool import Hooks, RayPool
     from fedfleet.engine.backends.ray.worker_handle import WorkerRequest
     from fedfleet.engine.cohorts.tasks import steps_of
-    from fedfleet.engine.records.arrow_columns import to_arrow
 
     split = run_spec.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]

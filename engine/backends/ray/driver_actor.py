@@ -26,7 +26,6 @@ from ...kernels.library import why_no_kernels
 from ...planning.autotune import measure
 from ...planning.data import checked_split
 from ...planning.execution_plan import asks_for_kernels, plan_execution
-from ...records.arrow_columns import to_arrow
 from ...records.event_log import EventLog
 from ...rounds.driver import DataSummary, Driver, Event
 from ...rounds.pool import Pool
@@ -35,6 +34,7 @@ from ...state.retention import discard
 from ...state.table import Table
 from ...stopping import on_signal
 from ...storage.lock import driver_lock
+from .arrow_columns import to_arrow
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics
 from .placement import await_bundles, check_bundles, cluster, leave_all_of, on_node, take

@@ -26,12 +26,12 @@ from ...cohorts.tasks import Broadcast
 from ...errors import RAISED_BY_USERS, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
 from ...planning.kernel_proof import prove_here
-from ...records.arrow_columns import from_arrow
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...rounds.pool import Call, Failure, failure_of
 from ...run_spec import RunSpec
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ...stopping import on_signal
+from .arrow_columns import from_arrow
 
 SIGNS = "signs"
 """The concurrency group of the calls that a worker answers while it runs a task."""

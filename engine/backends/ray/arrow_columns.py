@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ...workloads.workload import Columns
+from ....workloads.workload import Columns
 
 
 def to_arrow(columns: Columns) -> pa.Table:
