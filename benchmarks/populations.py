@@ -41,7 +41,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import new_run_id
-from fedfleet.engine.state.retention import state_folder
+from fedfleet.engine.state.folders import state_folder
 from fedfleet.engine.state.row_files import FILES, paths
 
 MIB = 2**20

@@ -25,7 +25,7 @@ from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..reduction.round_totals import RoundTotals
 from ..run_spec import RunSpec
-from ..state.retention import message_folder
+from ..state.folders import message_folder
 from .attacking import Forgery
 from .collected import Cohort, Collected, Spans, StageState
 from .defence import Aggregated, Defence, is_pairwise

@@ -27,7 +27,7 @@ from ..fleet.planner import build_sampler
 from ..kernels.contract import Kernels
 from ..kernels.library import cache_folder, instruction_set, processor, source_files
 from ..run_spec import ExecutionPlan, RunSpec
-from ..state.retention import sealed_plan
+from ..state.resume_checks import sealed_plan
 from ..storage.atomic_write import write
 from ..storage.lock import Lock
 from ..storage.plain_files import read_text

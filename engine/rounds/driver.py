@@ -40,8 +40,7 @@ from ..reduction.round_totals import RoundTotals
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.checkpoint import Checkpoints
 from ..state.checkpoint_store import Snapshot
-from ..state.retention import (
-    check_usable,
+from ..state.folders import (
     checkpoint_seconds,
     forget_copies,
     make_checkpoints,
@@ -49,10 +48,10 @@ from ..state.retention import (
     message_folder,
     release_disk,
     reserve_disk,
-    verify_rows,
 )
+from ..state.resume_checks import check_usable, verify_rows
 from ..state.row_files import remove_files
-from ..state.table import Table
+from ..state.row_table import RowTable
 from ..user_code import plugin_errors
 from .divergence import check, growth_limit
 from .phases import Phases
@@ -131,7 +130,7 @@ class Driver:
         make_rows(folder, *row_files(self.run_spec), largest_cohort(self.run_spec), self.stage.rule.called)
         self.table.layout = self.table.layout._replace(messages=folder)
 
-    def start(self, make_pool: Callable[[Table], Pool]) -> None:
+    def start(self, make_pool: Callable[[RowTable], Pool]) -> None:
         """Start the workers. make_pool: starts them, given the table of client states."""
         self.pool = make_pool(self.table)
         on_failure = self.run_spec.experiment.engine.on_failure

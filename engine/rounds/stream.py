@@ -42,7 +42,7 @@ from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import FACTS, added
 from ..reduction.round_totals import TIMES, RoundTotals
 from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
-from ..state.table import Table
+from ..state.row_table import RowTable
 from .phases import Phases
 from .pool import Phase
 from .training import Training
@@ -129,7 +129,7 @@ class Stream(Training):
     """
 
     def __init__(
-        self, phases: Phases, stage: StageRunner, table: Table, visits: np.ndarray, planner: AsynchronousPlanner,
+        self, phases: Phases, stage: StageRunner, table: RowTable, visits: np.ndarray, planner: AsynchronousPlanner,
         state_spec: StateSpec, keeps: bool,
     ) -> None:  # fmt: skip
         """keeps: whether the run has checkpoints. Other parameters: see `Training`."""

@@ -16,14 +16,14 @@ from ..errors import ClientFailed
 from ..fleet.planner import Update
 from ..method_form.state_spec import StateSpec
 from ..reduction.round_totals import RoundTotals
-from ..state.table import Table
+from ..state.row_table import RowTable
 from .phases import Phases
 
 
 class Training:
     """Has the workers train the clients of one update after another."""
 
-    def __init__(self, phases: Phases, stage: StageRunner, table: Table, visits: np.ndarray) -> None:
+    def __init__(self, phases: Phases, stage: StageRunner, table: RowTable, visits: np.ndarray) -> None:
         """table: of the client states. visits: (N,) how often each client has taken part, which is written to."""
         self.phases, self.stage, self.table, self.visits = phases, stage, table, visits
 

@@ -25,7 +25,8 @@ from ..records.lineage import Lineage, lineage_of, write_lineage
 from ..run_spec import RunSpec
 from ..state.checkpoint import checkpointed_rounds, checkpoints_in, fork_mark
 from ..state.checkpoint_store import Damaged, Snapshot, name_of
-from ..state.retention import check_frozen, state_folder
+from ..state.folders import state_folder
+from ..state.resume_checks import check_frozen
 from ..state.row_files import remove_files, width
 from ..state.sharing import SharedRows, share_rows
 from ..storage.plain_files import refuse_unusual

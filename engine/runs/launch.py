@@ -30,7 +30,7 @@ from ..method_form.state_spec import StateSpec
 from ..records.history import Event, History, Record
 from ..run_spec import RUN_ID, RunSpec
 from ..state.checkpoint import checkpointed_rounds
-from ..state.retention import discard
+from ..state.folders import discard
 from ..stopping import stopping
 from ..user_code import plugin_errors
 from .built_conflicts import Built, check_conflicts

@@ -1,6 +1,10 @@
 """Clients' states in files, the table of rows, and checkpoints.
 
-`row_files` reads and writes the rows, and `table` says which row is whose. `checkpoint_store` says what a checkpoint
-consists of, `checkpoint` when a run writes one and which rows it pins, `copies` how it is copied to other machines, and
-`sharing` how a fork gets rows. `retention` says where all that lies, and whether it can be used again.
+row_files         rows of client states in files; sharing: how a fork gets them
+row_table         which row is whose
+checkpoint_store  what a checkpoint holds, and the content-addressed store of all of them, here and elsewhere
+checkpoint        when a run writes one, and which rows it pins
+copies            copies on other machines, which hold the rows too
+folders           where all that lies, from its making to its removal
+resume_checks     whether a run can go on from a checkpoint
 """

@@ -20,7 +20,7 @@ from ..storage.object_store import LocalFolder
 from ..storage.secrets import redacted
 from .checkpoint_store import BLOBS, CheckpointStore, Damaged, Snapshot, name_of
 from .copies import Copies
-from .table import Table
+from .row_table import RowTable
 
 
 class Checkpoints:
@@ -31,7 +31,7 @@ class Checkpoints:
     MiB each time.
     """
 
-    def __init__(self, directory: str, keep: int, table: Table, copies: Copies | None = None) -> None:
+    def __init__(self, directory: str, keep: int, table: RowTable, copies: Copies | None = None) -> None:
         """directory: the run's folder. keep: how many checkpoints are kept. copies: where copies of them go, if any."""
         self.directory, self.keep, self.table, self.copies = Path(directory), keep, table, copies
         self.store = checkpoints_in(directory)
@@ -74,8 +74,8 @@ class Checkpoints:
         wrong, lines = future.result()
         if wrong:
             self.table.unpin(snapshot.row)
-            told = f"no checkpoint could be written ({wrong}); the one before it stays"
-            lines = [f"round {snapshot.round}: {told}", *lines]
+            line = f"round {snapshot.round}: no checkpoint could be written ({wrong}); the one before it stays"
+            lines = [line, *lines]
         else:
             if snapshot.round in self.pinned:
                 self.table.unpin(self.pinned[snapshot.round])

@@ -44,7 +44,7 @@ class StateLayout(NamedTuple):
 
     folder: str  # "" if the method's clients keep no state
     capacity: int  # the number of rows
-    narrow: bool  # whether tensors of floating-point numbers are stored as bfloat16
+    bfloat16: bool  # whether tensors of floating-point numbers are stored as bfloat16
     digests: bool  # whether workers return the digests of the rows that they write
     messages: str = ""  # the folder of the messages of a round, "" where workers add them up
     shared: tuple[int, ...] = ()  # the ends of the ranges of rows that a fork shares with the runs it is a fork of
@@ -56,8 +56,8 @@ class RowFiles:
     def __init__(self, layout: StateLayout, sample: Any) -> None:
         """sample: a client state, for its structure, shapes and dtypes."""
         leaves, self.spec = pytree.tree_flatten(sample)
-        self.leaves = [(leaf, stored_dtype(leaf, layout.narrow)) for leaf in leaves]
-        self.width = width(leaves, layout.narrow)
+        self.leaves = [(leaf, stored_dtype(leaf, layout.bfloat16)) for leaf in leaves]
+        self.width = width(leaves, layout.bfloat16)
         self.files = [os.open(path, os.O_RDWR) for path in paths(layout.folder)]
         self.shared = [
             (end, [os.open(path, os.O_RDONLY) for path in paths(shared_folder(layout.folder, number))])
@@ -261,11 +261,11 @@ def remove_files(folder: str) -> None:
             Path(folder).rmdir()
 
 
-def stored_dtype(leaf: Tensor, narrow: bool) -> torch.dtype:
-    """leaf: of one client's state. Single numbers are never narrow: a count in bfloat16 would end at 256."""
-    return torch.bfloat16 if narrow and leaf.is_floating_point() and leaf.ndim else leaf.dtype
+def stored_dtype(leaf: Tensor, bfloat16: bool) -> torch.dtype:
+    """leaf: of one client's state. Single numbers are never rounded: a count in bfloat16 would end at 256."""
+    return torch.bfloat16 if bfloat16 and leaf.is_floating_point() and leaf.ndim else leaf.dtype
 
 
-def width(leaves: Sequence[Tensor], narrow: bool) -> int:
+def width(leaves: Sequence[Tensor], bfloat16: bool) -> int:
     """The number of bytes of a row. leaves: those of one client's state."""
-    return sum(leaf.numel() * stored_dtype(leaf, narrow).itemsize for leaf in leaves)
+    return sum(leaf.numel() * stored_dtype(leaf, bfloat16).itemsize for leaf in leaves)

@@ -7,7 +7,7 @@
 No state is copied: a link is another name of the same file. The file stays as long as it has a name, so that either
 folder may be removed. The rows that the fork needs are never written again by the run that wrote them: while a
 checkpoint pins them, because of the pin; after it is removed, because of its mark (`checkpoint.fork_mark`); and if
-that run is resumed, because files with links are only extended (`Table.first`).
+that run is resumed, because files with links are only extended (`RowTable.first`).
 
 Files on another file system cannot be linked. Then the rows are copied, into the fork's own files at the same places.
 """

@@ -36,7 +36,7 @@ from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.reduction.accumulator import block_sums
 from fedfleet.engine.reduction.round_totals import RoundTotals
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.state.retention import message_folder
+from fedfleet.engine.state.folders import message_folder
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.workload import Model

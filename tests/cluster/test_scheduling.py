@@ -19,7 +19,7 @@ from fedfleet.engine.cohorts.tasks import Broadcast, ClientTask, TrainingTask, s
 from fedfleet.engine.config.schema import Engine, WorkerGroup
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.reduction.tree import TaskResult, TreeReducer, TreeShape, add_results
-from fedfleet.engine.state.table import Table
+from fedfleet.engine.state.row_table import RowTable
 
 from ..engine.setups import EPOCHS, digits
 
@@ -33,7 +33,7 @@ def worker_and_task(request, tmp_path_factory):
     data = {"name": "digits", "model": network, "partition": partition}
     run_spec = prepare(made.model_copy(update={"workload": data}), "pieces")
     split, method, x = run_spec.split(), run_spec.method(), run_spec.initial_model()
-    table = Table(StateSpec(method, x).client, 30, 30, str(tmp_path_factory.mktemp("state")), digests=True)
+    table = RowTable(StateSpec(method, x).client, 30, 30, str(tmp_path_factory.mktemp("state")), digests=True)
     worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.layout, lambda: None)
     everyone = np.arange(30)
     sizes = split.client_index.sizes_of(everyone)

@@ -40,7 +40,7 @@ def test_other_clients_rows_may_be_anything(local, block):
     sums = []
     for train in (split.train, poisoned):
         data = Data.of(train, split.test, split.client_index)
-        worker = Worker(run_spec, data, StateLayout("", 0, narrow=False, digests=False), lambda: None)
+        worker = Worker(run_spec, data, StateLayout("", 0, bfloat16=False, digests=False), lambda: None)
         leaves = [leaf.numpy() for leaf in pytree.tree_leaves(worker.state_spec.server.public)]
         sums.append(worker.train(task_of(run_spec, data, clients), Broadcast(1, leaves)))
     assert all(np.array_equal(a, b) for a, b in zip(sums[0].leaves, sums[1].leaves, strict=True))

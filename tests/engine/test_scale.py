@@ -19,7 +19,7 @@ from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.records.history import History
 from fedfleet.engine.records.parquet import to_table
 from fedfleet.engine.state.row_files import DIGEST, RowFiles, paths
-from fedfleet.engine.state.table import Table
+from fedfleet.engine.state.row_table import RowTable
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.partitions.natural import Natural
 from fedfleet.workloads.partitions.skew import Labels, Quantity
@@ -39,7 +39,7 @@ class Federation:
     def __init__(self, clients: int, folder: str) -> None:
         self.clients, self.number = clients, 0
         self.parts = ClientIndex.equal(np.arange(3 * clients), clients)
-        self.table = Table(SAMPLE, clients, COHORT, folder, digests=True)
+        self.table = RowTable(SAMPLE, clients, COHORT, folder, digests=True)
         self.visits = np.zeros(clients, dtype=np.int64)
 
     def round(self) -> list[TrainingTask]:

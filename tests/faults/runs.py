@@ -75,7 +75,7 @@ def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, in
     """(file of a row of a run's client states, the row's offset in it, its number of bytes)."""
     run_spec = RunSpec.of("width", small(out, method))
     number, place = locate(row)
-    each = width(pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.initial_model()).client), narrow=False)
+    each = width(pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.initial_model()).client), bfloat16=False)
     return Path(paths(str(out / "state"))[number]), place * each, each
 
 

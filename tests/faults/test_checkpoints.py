@@ -21,7 +21,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted, StoreFull
 from fedfleet.engine.state.checkpoint import checkpointed_rounds, checkpoints_in
 from fedfleet.engine.state.row_files import DIGEST
-from fedfleet.engine.state.table import Table
+from fedfleet.engine.state.row_table import RowTable
 
 from ..tune.commands import COMMAND, error_in, invoke, until
 from .disks import enlarge, fill
@@ -165,7 +165,7 @@ def test_pinned_rows_are_never_written(tmp_path):
     random, clients, keep = np.random.default_rng(0), 12, 3
     for trial in range(40):
         spare = 5 + (keep + 1) * clients
-        table = Table((np_state(0),), clients, spare, str(tmp_path / str(trial)), digests=True)
+        table = RowTable((np_state(0),), clients, spare, str(tmp_path / str(trial)), digests=True)
         content = np.full(table.capacity, -1)  # the value in each row
         model: dict[int, int] = {}
         kept: list[tuple[np.ndarray, dict[int, int]]] = []

@@ -15,9 +15,9 @@ from fedfleet.engine.api import resume
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.state import retention
+from fedfleet.engine.state import folders
 from fedfleet.engine.state.checkpoint import checkpointed_rounds
-from fedfleet.engine.state.retention import CHECKPOINT_SECONDS, checkpoint_seconds
+from fedfleet.engine.state.folders import CHECKPOINT_SECONDS, checkpoint_seconds
 
 from .runs import Watch, asynchronous, same, setting, small
 
@@ -69,7 +69,7 @@ def test_the_folder_of_the_states_may_be_made_by_the_run(tmp_path: Path):
 def test_the_default_is_given_up_when_the_disk_gets_short(tmp_path: Path, disk, monkeypatch, size: int, some: bool):
     """The states of all clients and of a round take less than 240 KiB, those that checkpoints keep three times as much
     after twelve rounds."""
-    monkeypatch.setattr(retention, "CHECKPOINT_SECONDS", 1e-9)
+    monkeypatch.setattr(folders, "CHECKPOINT_SECONDS", 1e-9)
     out, seen = tmp_path / "out", []
     look = lambda: seen.append(len(checkpointed_rounds(out)))  # noqa: E731
     watch = Watch(r2=look, r11=look)
@@ -80,7 +80,7 @@ def test_the_default_is_given_up_when_the_disk_gets_short(tmp_path: Path, disk, 
 
 
 def test_a_run_that_diverges_keeps_no_states_that_nobody_asked_for(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(retention, "CHECKPOINT_SECONDS", 1e-9)
+    monkeypatch.setattr(folders, "CHECKPOINT_SECONDS", 1e-9)
     data = setting(tmp_path / "none", rounds=60)
     data |= {"workload": "quadratic", "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 3.0}}}
     counts: list[int] = []

@@ -24,7 +24,7 @@ from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.runs.launch import new_run_id, prepare
 from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.state.checkpoint import checkpoints_in
-from fedfleet.engine.state.table import Table
+from fedfleet.engine.state.row_table import RowTable
 
 from ..tune.commands import error_in, invoke, shell
 from .faulty import ANYONE
@@ -119,7 +119,7 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
     run_spec = prepare(chosen, new_run_id())
     split, method, x = run_spec.split(), run_spec.method(), run_spec.initial_model()
     state_spec, server, sampled = StateSpec(method, x), method.server_init(x), cohort_of(1)
-    table = Table(state_spec.client, CLIENTS, CLIENTS)
+    table = RowTable(state_spec.client, CLIENTS, CLIENTS)
     try:
         worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.layout, lambda: None)
         sizes = np.diff(split.client_index.offsets)[sampled]

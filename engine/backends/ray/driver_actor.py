@@ -30,8 +30,8 @@ from ...records.event_log import EventLog
 from ...rounds.driver import DataSummary, Driver, Event
 from ...rounds.pool import Pool
 from ...run_spec import RunSpec
-from ...state.retention import discard
-from ...state.table import Table
+from ...state.folders import discard
+from ...state.row_table import RowTable
 from ...stopping import on_signal
 from ...storage.lock import driver_lock
 from .arrow_columns import to_arrow
@@ -93,7 +93,7 @@ class DriverProcess:
         finally:
             driver.close()
 
-    def _pool(self, data: list[Any], summary: DataSummary, table: Table, log: Callable[[str], None]) -> Pool:
+    def _pool(self, data: list[Any], summary: DataSummary, table: RowTable, log: Callable[[str], None]) -> Pool:
         """The workers: those of this node alone where all of them are here, else those of a cluster's nodes.
 
         On a Ray that others use, the workers reserve their resources at once, or the run says within `engine.wait`

@@ -36,7 +36,7 @@ from ...reduction.tree import Leaves, TaskResult
 from ...rounds.pool import Failure, Outcome, Phase, Pool
 from ...run_spec import RunSpec
 from ...state.row_files import RowFiles
-from ...state.table import Table
+from ...state.row_table import RowTable
 from .placement import Placement, cluster, on_node, placed, wanted
 from .row_locations import DRIVER, RowLocations
 from .scheduler import CALL_SECONDS, IN_FLIGHT, Key, Pace, Scheduler, Waiting, key_of, rows_read
@@ -83,7 +83,7 @@ class RayPool(Pool):
         self,
         run_spec: RunSpec,
         data: Sequence[Any],
-        table: Table,
+        table: RowTable,
         hooks: Hooks,
         steps: np.ndarray,
         requests: Sequence[WorkerRequest],

@@ -194,7 +194,7 @@ def own_files(files: StateFiles, run_spec: RunSpec, node: str) -> StateLayout:
     if layout.folder:
         layout = layout._replace(folder=str(Path(parent) / name))
         if leaves:
-            make_files(layout.folder, layout.capacity, width(leaves, layout.narrow))
+            make_files(layout.folder, layout.capacity, width(leaves, layout.bfloat16))
     if layout.messages:
         layout = layout._replace(messages=str(Path(parent) / f"{name}-messages"))
         make_files(layout.messages, *files.messages)

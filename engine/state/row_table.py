@@ -31,7 +31,7 @@ from .row_files import (
 )
 
 
-class Table:
+class RowTable:
     """Which row holds the state of which client. A client gets a row when it takes part for the first time."""
 
     def __init__(
@@ -40,18 +40,18 @@ class Table:
         clients: int,
         spare: int,
         folder: str | None = None,
-        narrow: bool = False,
+        bfloat16: bool = False,
         digests: bool = False,
         shared: tuple[int, ...] = (),
     ) -> None:
         """sample: a client state. spare: the number of rows besides one for each client. folder: where the files of
-        rows are made; None for a temporary folder. narrow, digests, shared: see `StateLayout`.
+        rows are made; None for a temporary folder. bfloat16, digests, shared: see `StateLayout`.
 
         Rows below `first` are never written: those that the run shares, and, if forks of the run have links to its
         files, all that these files have space for now.
         """
         leaves = pytree.tree_leaves(sample)
-        self.width = width(leaves, narrow)
+        self.width = width(leaves, bfloat16)
         existing = rows_in_files(folder, self.width) if folder and leaves else 0
         self.first = max([0, *shared, existing if existing and folder and have_links(folder) else 0])
         self.capacity = max(existing, self.first + clients + spare)
@@ -63,7 +63,7 @@ class Table:
         self.pending: tuple[np.ndarray, np.ndarray] | None = None  # (clients, fresh rows) of the round under way
         self.waiting: set[int] = set()  # fresh rows of an asynchronous run's results whose updates are yet to come
         own = self._make_files(folder) if leaves else ""
-        self.layout = StateLayout(own, self.capacity, narrow, digests, shared=shared if own else ())
+        self.layout = StateLayout(own, self.capacity, bfloat16, digests, shared=shared if own else ())
         # A cluster pool replaces these callbacks; the first two receive rows (n,).
         self.on_grown: Callable[[int], None] = lambda capacity: None  # there are more rows now
         self.fetch_rows: Callable[[np.ndarray], None] = lambda rows: None  # copy rows of other nodes to this node
