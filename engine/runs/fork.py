@@ -28,7 +28,7 @@ from ..state.checkpoint_store import Damaged, Snapshot, name_of
 from ..state.folders import state_folder
 from ..state.resume_checks import check_frozen
 from ..state.row_files import remove_files, width
-from ..state.sharing import SharedRows, share_rows
+from ..state.sharing import share_rows
 from ..storage.plain_files import refuse_unusual
 from .fork_states import check_workload, parent_of, states_of_fork, validated_with
 from .launch import new_run_id, prepare
@@ -126,14 +126,14 @@ def write_folder(
     rows_now = unfinished / "state" if rows == out / "state" else rows
     try:
         unfinished.mkdir(parents=True)
-        shared = share_states(parent, snapshot, run_spec, rows_now, unsafe)
+        states = share_states(parent, snapshot, run_spec, rows_now, unsafe)
         checkpoints_in(unfinished).write(snapshot)
         if (parent.path / INITIAL).is_file():
             shutil.copyfile(parent.path / INITIAL, unfinished / INITIAL)
         write_lineage(unfinished, lineage)
         for name, text in small_files(run_spec, snapshot.plan).items():
             (unfinished / name).write_text(text, encoding="utf-8")
-        for line in (lineage.sentence, *log_lines(shared, parent.path, run_spec, fresh)):
+        for line in (lineage.sentence, *log_lines(states, run_spec, fresh)):
             log_line(unfinished, line)
         if snapshot.round not in checkpointed_rounds(parent.path):
             raise ConfigError(
@@ -164,28 +164,26 @@ def small_files(run_spec: RunSpec, plan: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def share_states(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, folder: Path, unsafe: str) -> SharedRows:
-    """Give the fork the client states of the checkpoint. folder: of the fork's rows. unsafe: see `share_rows`."""
-    sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
-    leaves = pytree.tree_leaves(sample)
+def share_states(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, folder: Path, unsafe: str) -> list[str]:
+    """Give the fork the client states of the checkpoint. folder: of the fork's rows. unsafe: see `share_rows`. Returns
+    lines for the log, none for clients without states."""
+    leaves = pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.initial_model()).client)
     if not leaves:
-        return SharedRows(0, 0, "")
+        return []
     before = validated_with(snapshot.config, run_spec.experiment)
     own = state_folder(RunSpec.of(parent.run_id, before, str(parent.path)))
     each = width(leaves, run_spec.experiment.engine.state_dtype == "bfloat16")
-    return share_rows(str(own), str(folder), snapshot.row[snapshot.row >= 0], each, unsafe)
+    rows = snapshot.row[snapshot.row >= 0]
+    copied = share_rows(str(own), str(folder), rows, each, unsafe)
+    states = f"the states of {len(rows)} clients, {len(rows) * each:,} bytes"
+    if copied:
+        return [f"{states}, are copied from {parent.path}, because they cannot be linked ({copied})"]
+    return [f"{states}, are shared with {parent.path}"] if len(rows) else []
 
 
-def log_lines(shared: SharedRows, parent: Path, run_spec: RunSpec, fresh: Sequence[str]) -> list[str]:
-    """Lines for the log of a new fork."""
-    found = [f"the state of {part} is that before round 1" for part in fresh]
-    if shared.copied:
-        found.append(
-            f"the states of {shared.clients} clients, {shared.size:,} bytes, are copied from {parent}, because they "
-            f"cannot be linked ({shared.copied})"
-        )
-    elif shared.clients:
-        found.append(f"the states of {shared.clients} clients, {shared.size:,} bytes, are shared with {parent}")
+def log_lines(states: Sequence[str], run_spec: RunSpec, fresh: Sequence[str]) -> list[str]:
+    """Lines for the log of a new fork. states: those of `share_states`."""
+    found = [*(f"the state of {part} is that before round 1" for part in fresh), *states]
     if run_spec.privacy is not None and run_spec.privacy.is_noisy:
         found.append(
             "privacy: epsilon is that of this run alone; it has the same noise as its parent, so whoever sees both of "

@@ -18,21 +18,11 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import ConfigError
 from .row_files import FILES, SHARED, locate, make_files, make_row_folder, paths, rows_in_files, shared_folder
-
-
-class SharedRows(NamedTuple):
-    """What a fork has of the client states. clients: with a state; size: the bytes of their rows. copied: why the rows
-    were copied, "" if they are shared."""
-
-    clients: int
-    size: int
-    copied: str
 
 
 def shared_ends(folder: str) -> tuple[int, ...]:
@@ -53,12 +43,12 @@ def shared_ends(folder: str) -> tuple[int, ...]:
     raise ConfigError(f"{file} is damaged ({wrong}); make the fork again")
 
 
-def share_rows(parent: str, fork: str, rows: np.ndarray, width: int, unsafe: str = "") -> SharedRows:
+def share_rows(parent: str, fork: str, rows: np.ndarray, width: int, unsafe: str = "") -> str:
     """Give a new fork the rows (c,) of the run that it is a fork of, by links if possible.
 
     parent, fork: their folders of rows. width: the bytes of a row. unsafe: why the parent might write to these rows, so
-    that they must be copied; "" if it will not. Raises ConfigError if the parent's files are not there, and OSError if
-    the rows cannot be copied.
+    that they must be copied; "" if it will not. Returns why they were copied, "" if they are shared. Raises ConfigError
+    if the parent's files are not there, and OSError if the rows cannot be copied.
     """
     found = ranges_of(parent, width)
     if len(rows) and (not found or int(rows.max()) >= found[-1][0]):
@@ -72,7 +62,7 @@ def share_rows(parent: str, fork: str, rows: np.ndarray, width: int, unsafe: str
     if why:
         make_files(fork, int(rows.max(initial=-1)) + 1, width)
         copy(found, fork, rows, width)
-    return SharedRows(len(rows), len(rows) * width, why)
+    return why
 
 
 def ranges_of(folder: str, width: int) -> list[tuple[int, list[str]]]:
