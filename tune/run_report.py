@@ -12,26 +12,15 @@ from ..engine.config.differences import flatten
 from ..engine.errors import ConfigError
 from ..engine.records.lineage import lineage_of
 from ..engine.storage.atomic_write import write
-from .page.content import (
-    NO_STYLE,
-    Axis,
-    Chart,
-    Curve,
-    Marks,
-    Page,
-    PageSection,
-    PageTable,
-    TableCell,
-    numbers,
-    of_table,
-    thinned,
-)
+from .page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, numbers, row_of, thinned
 from .page.html import render
 from .run_files import Columns, privacy_spent, read_columns, read_config, read_json, why_unfinished
-from .units import duration, is_share, shown
+from .units import duration, factor, is_share, shown, with_unit
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
+WORK = {"local steps": "client/steps", "gradients": "client/gradients"}
+"""Rows of the table of costs that say how much was computed -> their columns."""
 
 
 def write_run_report(folder: Path, page: Path | None = None) -> Path:
@@ -48,8 +37,8 @@ def page_of(folder: Path) -> Page:
     config = read_config(folder)
     columns, result = read_columns(folder), read_json(folder / "result.json")
     problem = "" if result else failure(folder)
-    sections = [of_table(metrics(columns)), *charts(columns), of_table(costs(columns)), of_table(settings(config))]
-    present = [one for one in sections if one.charts or (one.table is not None and one.table.rows)]
+    sections = [metrics(columns), *charts(columns), costs(columns), settings(config)]
+    present = [section for section in sections if section.has_content]
     if spent := privacy_spent(folder):
         present.append(PageSection("Privacy", f"{spent}."))
     return Page(title(config), facts(config, folder, result), present, problem=problem)
@@ -93,45 +82,38 @@ def failure(folder: Path) -> str:
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-def metrics(columns: Columns) -> PageTable:
+def metrics(columns: Columns) -> PageSection:
     """The last, the best and the first value of every metric."""
     rows = []
     for name, values in measured(columns, ("eval/", "train/")):
         there = np.flatnonzero(np.isfinite(values))
-        best = int(there[np.argmax(values[there]) if larger_is_better(name) else np.argmin(values[there])])
+        larger_is_better = is_share(name)  # shares of correct answers, as opposed to losses
+        best = int(there[np.argmax(values[there]) if larger_is_better else np.argmin(values[there])])
         first, last = (shown(name, float(values[there[i]])) for i in (0, -1))
-        best_round = f"{int(columns['round'][best])}"
-        rows.append([TableCell(t) for t in (name, last, shown(name, float(values[best])), best_round, first)])
-    return PageTable("Metrics", "", ["metric", "last", "best", "in round", "first"], rows)
+        rows.append(row_of(name, last, shown(name, float(values[best])), f"{int(columns['round'][best])}", first))
+    return PageSection("Metrics", "", ["metric", "last", "best", "in round", "first"], rows)
 
 
-def larger_is_better(name: str) -> bool:
-    """Whether larger values of a metric are better: shares of correct answers, as opposed to losses."""
-    return is_share(name)
-
-
-def costs(columns: Columns) -> PageTable:
+def costs(columns: Columns) -> PageSection:
     """Totals of traffic, time and work."""
     rows = []
     if columns:
         total = {name: float(np.nansum(values)) for name, values in columns.items()}
         for name, key in (("bytes up", "comm/bytes_up"), ("bytes down", "comm/bytes_down")):
-            rows.append([TableCell(name), TableCell(f"{total.get(key, 0) / 1e6:,.1f} MB")])
-        rows.append([TableCell("rounds"), TableCell(f"{len(columns['round'])}")])
-        rows.append([TableCell("seconds"), TableCell(f"{total.get('time/seconds', 0):,.1f} s")])
-        for name, key in (("local steps", "client/steps"), ("gradients", "client/gradients")):
-            if key in total:
-                rows.append([TableCell(name), TableCell(f"{total[key]:,.0f}")])
-        if total.get("client/dropped"):
-            rows.append([TableCell("clients left out"), TableCell(f"{total['client/dropped']:,.0f}")])
-    return PageTable(
+            rows.append(row_of(name, f"{total.get(key, 0) / 1e6:,.1f} MB"))
+        rows.append(row_of("rounds", f"{len(columns['round'])}"))
+        rows.append(row_of("seconds", f"{total.get('time/seconds', 0):,.1f} s"))
+        rows += [row_of(name, f"{total[key]:,.0f}") for name, key in WORK.items() if key in total]
+        if dropped := total.get("client/dropped"):
+            rows.append(row_of("clients left out", f"{dropped:,.0f}"))
+    return PageSection(
         "Costs", "Sums over all rounds; the start of the run is not counted.", ["cost", "of the run"], rows
     )
 
 
-def settings(config: dict[str, Any]) -> PageTable:
-    rows = [[TableCell(key), TableCell(str(value))] for key, value in flatten(config).items()]
-    return PageTable("Settings", "As in config.yaml, from which the run can be repeated.", ["key", "value"], rows)
+def settings(config: dict[str, Any]) -> PageSection:
+    rows = [row_of(key, str(value)) for key, value in flatten(config).items()]
+    return PageSection("Settings", "As in config.yaml, from which the run can be repeated.", ["key", "value"], rows)
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------
@@ -162,7 +144,6 @@ def curve(columns: Columns, name: str, values: np.ndarray) -> Chart:
     """The chart of one column against rounds, bytes, seconds and the virtual clock, if there is one."""
     there = np.flatnonzero(np.isfinite(values))
     there = there[thinned(len(there))]
-    factor = 100 if is_share(name) else 1
     traffic = np.nancumsum(columns["comm/bytes_down"]) + np.nancumsum(columns["comm/bytes_up"])
     x = {
         "round": columns["round"][there].tolist(),
@@ -171,9 +152,8 @@ def curve(columns: Columns, name: str, values: np.ndarray) -> Chart:
     }
     if "system/clock" in columns:
         x["virtual seconds"] = numbers(columns["system/clock"][there])
-    one = Curve(name, 0, x, numbers(values[there] * factor))
-    unit = f"{name.rsplit('/', 1)[-1].replace('_', ' ')}{' (%)' if factor == 100 else ''}"
-    return Chart("curves", name, Axis("round", whole=True), Axis(unit), [one])
+    one = Curve(name, 0, x, numbers(values[there] * factor(name)))
+    return Chart("curves", name, Axis("round", whole=True), Axis(with_unit(name)), [one])
 
 
 def times(columns: Columns) -> Iterator[Chart]:

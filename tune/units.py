@@ -1,6 +1,11 @@
-"""Metrics and durations as text for readers."""
+"""Metrics and durations as text for readers: one name and one unit for each metric, wherever it is shown."""
 
 from __future__ import annotations
+
+import math
+
+BYTES = "bytes"
+"""The objective of a search that is no column of the records: the traffic of a run."""
 
 
 def is_share(metric: str) -> bool:
@@ -8,9 +13,32 @@ def is_share(metric: str) -> bool:
     return metric.rsplit("/", 1)[-1].startswith(("accuracy", "auc"))
 
 
+def factor(metric: str) -> float:
+    """Factor from a metric to the unit in which it is shown."""
+    return 100.0 if is_share(metric) else 1e-6 if metric == BYTES else 1.0
+
+
+def in_words(metric: str) -> str:
+    """A metric in words, such as "test accuracy"."""
+    prefix = {"eval": "test ", "train": "training "}.get(metric.partition("/")[0], "")
+    return prefix + metric.rpartition("/")[2].replace("_", " ")
+
+
+def with_unit(metric: str) -> str:
+    """A metric in words with its unit, for an axis."""
+    return "MB up and down" if metric == BYTES else f"{in_words(metric)}{' (%)' if is_share(metric) else ''}"
+
+
+def number(metric: str, value: float) -> str:
+    """A metric's value in its unit, without it; – for nan."""
+    if math.isnan(value):
+        return "–"
+    return f"{value * factor(metric):{'.1f' if is_share(metric) else ',.4g' if metric == BYTES else '.4g'}}"
+
+
 def shown(metric: str, value: float) -> str:
     """A metric's value with its unit."""
-    return f"{100 * value:.1f} %" if is_share(metric) else f"{value:.4g}"
+    return f"{number(metric, value)}{' %' if is_share(metric) else ' MB' if metric == BYTES else ''}"
 
 
 def duration(seconds: float) -> str:

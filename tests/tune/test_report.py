@@ -21,25 +21,14 @@ import pytest
 
 from fedfleet.engine.config.schema import experiment
 from fedfleet.tune.comparison.findings import labels_of, numeric_settings, shared_target
-from fedfleet.tune.page.content import (
-    Axis,
-    Chart,
-    Marks,
-    Page,
-    PageSection,
-    PageTable,
-    TableCell,
-    numbers,
-    shares,
-    thinned,
-)
+from fedfleet.tune.page.content import Axis, Chart, Marks, Page, PageSection, TableCell, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.page.svg import band
 from fedfleet.tune.report import markdown
-from fedfleet.tune.report.charts import LINES, charts
+from fedfleet.tune.report.charts import charts
 from fedfleet.tune.report.files import write_page, write_report
-from fedfleet.tune.report.findings import Findings, Run, chosen_by, findings, mean_curve, undecided
-from fedfleet.tune.report.sensitivity import grids, short
+from fedfleet.tune.report.findings import Findings, MeasuredRun, chosen_by, findings, mean_curve, undecided
+from fedfleet.tune.report.sensitivity import LINES, grids, short
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
 from fedfleet.tune.report.tables import privacy, tables
 from fedfleet.tune.search.plan import plan
@@ -102,12 +91,12 @@ def test_reached_and_front():
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
-def made(method: str, place: str, seed: int, final: float, **more: Any) -> Run:
+def made(method: str, place: str, seed: int, final: float, **more: Any) -> MeasuredRun:
     values = np.array([final / 2, final])
     points = Points(np.array([1.0, 2.0]), values, np.array([1e6, 2e6]), np.array([0.5, 1.0]))
     settings = {"method.matrix_lr": 0.1, "method.vector_lr": 0.01}
     chosen = "matrix_lr 0.1, vector_lr 0.01"
-    run = Run(method, (place,), seed, "finished", "", settings, chosen, points, final, 1e6, 1e6, 1.0)
+    run = MeasuredRun(method, (place,), seed, "finished", "", settings, chosen, points, final, 1.0, 1.0, 1.0)
     return run._replace(**more)
 
 
@@ -146,7 +135,7 @@ def found() -> Findings:
     )
 
 
-def cells(table: PageTable) -> list[list[str]]:
+def cells(table: PageSection) -> list[list[str]]:
     return [[cell.text for cell in row] for row in table.rows]
 
 
@@ -265,8 +254,8 @@ def section_of(found: Findings, title: str) -> PageSection:
 
 def files_of(found: Findings) -> dict[str, str]:
     """Name of a chart of the Markdown page -> its SVG."""
-    _, drawn = markdown.page(found, tables(found), charts(found), "charts")
-    return {each.name: each.svg for each in drawn}
+    _, drawn = markdown.text_of(found, tables(found), charts(found), "charts")
+    return drawn
 
 
 def test_a_table_says_what_the_value_of_a_run_is(found: Findings):
@@ -424,7 +413,7 @@ def test_one_seed_of_a_point_may_be_missing(found: Findings):
         first._replace(settings={"x": 4}, **nothing),  # it has not measured the metric
     ]
     (grid,) = grids(replace(found, trials=trials))
-    assert grid.values[1,] == 50.0
+    assert grid.values[1,] == 0.5
     assert grid.lost == {(2,): "failed", (3,): "diverged"}
     assert set(grid.values) == {(1,), (2,), (3,)}
 
@@ -441,9 +430,7 @@ def test_axes_of_which_nothing_was_run_have_no_chart(found: Findings, tmp_path: 
 
 def test_a_page_without_charts_has_no_library():
     """Also, texts cannot end the element with the JSON, and numbers that are not finite become null in it."""
-    page = render(
-        Page(NASTY, [], [PageSection("One", "", PageTable("One", "", ["a"], [[TableCell(NASTY)]]))], problem=NASTY)
-    )
+    page = render(Page(NASTY, [], [PageSection("One", "", ["a"], [[TableCell(NASTY)]])], problem=NASTY))
     assert len(page) < 40_000
     assert parsed(page).rows == [["a"], [NASTY]]
     assert numbers([1 / 3, math.nan, math.inf]) == [0.333333, None, None]
@@ -803,17 +790,13 @@ def test_report_of_a_search():
     reported = {0: {2: 0.4, 4: 0.5}, 1: {2: 0.1}, 2: {2: 0.6, 4: 0.75}}
     page = search_page(plan(data), trials, trials[2:], reported)
     by_title = {section.title: section for section in page.sections}
-    best = by_title["Best trial"].table
-    assert best is not None
-    assert cells(best) == [["2", "75.0 %", "0.2", "0.5", "4", "finished"]]
+    assert cells(by_title["Best trial"]) == [["2", "75.0 %", "0.2", "0.5", "4", "finished"]]
     so_far, finished, pruned = by_title["Values by trial"].charts[0].series
     assert (list(so_far.x), list(so_far.y)) == ([0, 2, 2], [50.0, 50.0, 75.0])  # a step where a trial is better
     assert (list(finished.x), list(finished.y)) == ([0, 2], [50.0, 75.0])
-    drawn = by_title["Values by trial"].drawn  # a line for the best so far, points for the trials
-    assert (drawn["best so far"], drawn["finished"]) == ((True, False), (False, True))
-    settings = by_title["Settings"].table
-    assert settings is not None
-    assert not any(key in ("engine.backend", "engine.workers") for key, _ in cells(settings))
+    legend = by_title["Values by trial"].legend  # a line for the best so far, points for the trials
+    assert (legend["best so far"][1:], legend["finished"][1:]) == ((True, False), (False, True))
+    assert not any(key in ("engine.backend", "engine.workers") for key, _ in cells(by_title["Settings"]))
     assert (list(pruned.x), list(pruned.y)) == ([1], [50.0])
     rate, step = by_title["Sensitivity"].charts
     assert (rate.x.log, list(rate.series[0].x), list(rate.series[1].x)) == (True, [0.1, 0.2], [0.2])
@@ -838,8 +821,8 @@ def test_report_wants_a_study_a_search_or_a_run(tmp_path: Path):
 def test_private_runs_have_a_line_each():
     """Of the first seed; a method without privacy has none."""
 
-    def ran(method: str, seed: int, line: str) -> Run:
-        return Run(method, ("x",), seed, "finished", "", {}, "", None, 0.5, 1.0, 1.0, 1.0, line)
+    def ran(method: str, seed: int, line: str) -> MeasuredRun:
+        return MeasuredRun(method, ("x",), seed, "finished", "", {}, "", None, 0.5, 1.0, 1.0, 1.0, line)
 
     runs = [ran("a", 0, "epsilon = 1 at delta = 0.1"), ran("a", 1, "epsilon = 2"), ran("b", 0, "")]
     found = Findings(title="t", report=Report(), methods=["a", "b"], places=[("x",)], runs=runs)

@@ -14,11 +14,11 @@ from ...engine.errors import ConfigError
 from ...engine.records.lineage import lineage_of
 from ..output_paths import check_page
 from ..report.files import text, write_page
-from ..report.findings import Findings, Run
+from ..report.findings import Findings, MeasuredRun, measured
 from ..report.tables import tables
-from ..run_files import column, column_names, privacy_spent, read_config, read_table, why_unfinished
+from ..run_files import column_names, read_config, why_unfinished
 from ..study.cells import WITHOUT_EFFECT
-from ..study.folder import points_of
+from ..study.folder import FINISHED
 from ..study.kept_results import restore
 from ..study.spec import Report
 from .part_defaults import with_defaults
@@ -47,7 +47,7 @@ def shared_target(found: Findings) -> float | None:
     """A round value of the metric that all finished runs reached: that of the worst of them, with two digits. None if
     nothing was measured."""
     larger = found.report.best == "max"
-    runs = [run.points.values for run in found.runs if run.points is not None and run.status == "finished"]
+    runs = [run.points.values for run in found.runs if run.points is not None and run.status == FINISHED]
     if not runs:
         return None
     value = min(float(values.max()) for values in runs) if larger else max(float(values.min()) for values in runs)
@@ -162,16 +162,8 @@ def key_in_label(key: str) -> str:
     return key.removeprefix("method.").replace("federation.pace.", "pace.").replace("pace.name", "pace")
 
 
-def run_of(folder: Path, label: str, report: Report) -> Run:
-    seed = seed_of(folder)
-    points, finished = points_of(folder, report.metric), (folder / "result.json").is_file()
-    final = report.final(points.values) if points is not None and finished else math.nan
+def run_of(folder: Path, label: str, report: Report) -> MeasuredRun:
+    finished = (folder / "result.json").is_file()
+    status = FINISHED if finished else "not finished"
     reason = "" if finished else why_unfinished(folder) or "no result.json"
-    status = "finished" if finished else "not finished"
-    up = down = seconds = math.nan
-    table = read_table(folder)
-    if table is not None:
-        up, down, seconds = (
-            float(column(table, name).sum()) for name in ("comm/bytes_up", "comm/bytes_down", "time/seconds")
-        )
-    return Run(label, (), seed, status, reason, {}, "", points, final, up, down, seconds, privacy_spent(folder))
+    return measured(MeasuredRun(label, (), seed_of(folder), status, reason), folder, report)

@@ -17,19 +17,18 @@ NO_STYLE = -1
 
 
 class TableCell(NamedTuple):
-    """A cell of a table; `best`: whether it stands out."""
+    """A cell of a table or a map. `best`: whether it stands out. Of a map, `share`: 0 … 1, its place between the worst
+    and the best value, None for an empty cell; `more`: text for the reader who points at it."""
 
     text: str
     best: bool = False
+    share: float | None = None
+    more: str = ""
 
 
-class PageTable(NamedTuple):
-    """A table with a note below its title."""
-
-    title: str
-    note: str
-    heads: list[str]
-    rows: list[list[TableCell]]
+def row_of(*texts: str) -> list[TableCell]:
+    """A row of a table in which nothing stands out."""
+    return [TableCell(text) for text in texts]
 
 
 class Axis(NamedTuple):
@@ -106,23 +105,13 @@ class Chart(NamedTuple):
         }
 
 
-class MapCell(NamedTuple):
-    """A cell of a map. `share`: 0 … 1, its place between the worst and the best value, None for an empty cell; `best`:
-    whether it is framed; `more`: text for the reader who points at it."""
-
-    text: str
-    share: float | None
-    best: bool = False
-    more: str = ""
-
-
 class HeatMap(NamedTuple):
     """A table whose cells are coloured. `corner`: what the rows and columns are; `rows`: (label, cells)."""
 
     title: str
     corner: str
     columns: list[str]
-    rows: list[tuple[str, list[MapCell]]]
+    rows: list[tuple[str, list[TableCell]]]
 
     @property
     def alt(self) -> str:
@@ -131,35 +120,35 @@ class HeatMap(NamedTuple):
 
 
 class PageSection(NamedTuple):
-    """A section of a page: a title, a note, and a table, maps and charts, each of which may be missing. `legend`: the
-    names in its charts with their styles, which the reader can switch off."""
+    """A section of a page: a title, a note, and a table with `heads` and `rows`, maps and charts, each of which may be
+    missing."""
 
     title: str
     note: str
-    table: PageTable | None = None
-    maps: tuple[HeatMap, ...] = ()
-    charts: tuple[Chart, ...] = ()
+    heads: Sequence[str] = ()
+    rows: Sequence[list[TableCell]] = ()
+    maps: Sequence[HeatMap] = ()
+    charts: Sequence[Chart] = ()
 
     @property
-    def legend(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+    def has_content(self) -> bool:
+        """Whether there is more than a title and a note."""
+        return bool(self.rows or self.maps or self.charts)
+
+    @property
+    def legend(self) -> dict[str, tuple[int, bool, bool]]:
+        """Name in the charts -> its style, whether it has a line, and whether it has markers; {} where one name would
+        be all."""
+        found: dict[str, tuple[int, bool, bool]] = {}
         for figure in self.charts:
             for one in figure.series:
-                if one.name and (isinstance(one, Curve) or one.legend):
-                    found.setdefault(one.name, one.style)
+                if isinstance(one, Curve):
+                    found.setdefault(one.name, (one.style, True, True))
+                elif one.legend:
+                    stacked = figure.kind == "bars"
+                    found.setdefault(one.name, (one.style, one.line or stacked, one.markers))
+        found.pop("", None)
         return found if any(len(figure.series) > 1 for figure in self.charts) and len(found) > 1 else {}
-
-    @property
-    def drawn(self) -> dict[str, tuple[bool, bool]]:
-        """Name of a series -> whether it has a line, and whether it has markers."""
-        found: dict[str, tuple[bool, bool]] = {}
-        for figure in self.charts:
-            for one in figure.series:
-                if isinstance(one, Marks) and figure.kind == "marks":
-                    found.setdefault(one.name, (one.line, one.markers))
-                else:
-                    found.setdefault(one.name, (True, True))
-        return found
 
     @property
     def scales(self) -> dict[str, bool | None]:
@@ -199,10 +188,6 @@ def values_of(figure: Chart, axis: str) -> Iterator[float]:
     for one in figure.series:
         columns = [getattr(one, axis)] if isinstance(one, Marks) else one.x.values() if axis == "x" else [one.mean]
         yield from (value for column in columns for value in column if isinstance(value, int | float))
-
-
-def of_table(table: PageTable) -> PageSection:
-    return PageSection(table.title, table.note, table)
 
 
 def thinned(count: int) -> np.ndarray:

@@ -56,7 +56,7 @@ def legend(section: PageSection, prefix: str) -> str:
 
     columns = 2 if max(map(len, section.legend)) <= 22 else 1
     made = Figure(figsize=(SIZE[0], 0.1 + 0.26 * math.ceil(len(section.legend) / columns)))
-    lines = [Line2D([], [], **look(number, *section.drawn[name])) for name, number in section.legend.items()]
+    lines = [Line2D([], [], **look(*shown)) for shown in section.legend.values()]
     names = list(map(plain, section.legend))
     made.legend(lines, names, loc="center left", borderaxespad=0, ncols=columns, frameon=False, fontsize=10)
     return element(made, prefix)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...engine.storage.atomic_write import write
 from ..listing import columns
 from ..page import html
-from ..page.content import Page, PageSection, PageTable, of_table
+from ..page.content import Page, PageSection
 from ..study.folder import StudyFolder
 from . import markdown
 from .charts import charts
@@ -40,22 +40,22 @@ def write_page(found: Findings, page: Path) -> str:
     for old in folder.glob("*.svg"):  # other files in the folder are the user's
         if old.stem.startswith(tuple(f"{begin}-" for begin in ("key", *markdown.SHOWN))):
             old.unlink(missing_ok=True)
-    markdown_text, drawings = markdown.page(found, made, drawn, folder.name)
-    for drawing in drawings:
-        write(folder / f"{drawing.name}.svg", drawing.svg)
+    markdown_text, images = markdown.text_of(found, made, drawn, folder.name)
+    for file, image in images.items():
+        write(folder / f"{file}.svg", image)
     write(page, html.render(page_of(found, made, drawn)))
     write(page.parent / f"{name}.md", markdown_text)
     return text(found, made)
 
 
-def page_of(found: Findings, tables: list[PageTable], charts: Mapping[str, PageSection]) -> Page:
+def page_of(found: Findings, tables: list[PageSection], charts: Mapping[str, PageSection]) -> Page:
     """The page. tables: those of the report, the results first."""
     head = [text for text in (found.unfinished, found.paper, *found.facts) if text]
-    sections = [*map(of_table, tables[:1]), *charts.values(), *map(of_table, tables[1:])]
+    sections = [*tables[:1], *charts.values(), *tables[1:]]
     return Page(found.title, head, sections, found.notes, found.published.claims)
 
 
-def text(found: Findings, made: list[PageTable]) -> str:
+def text(found: Findings, made: list[PageSection]) -> str:
     """The title and the tables as text, each with the first sentence of its note, which says what the numbers are."""
     told = [found.unfinished] if found.unfinished else []
     parts = [found.title, *told, *(f"Changed from the study's file: {note}." for note in found.notes)]

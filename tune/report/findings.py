@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import units
 from ..run_files import column, privacy_spent, read_json, read_table
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
-from ..study.folder import FINISHED, MISSING, Points, StudyFolder
+from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
-from ..units import is_share
+from .statistics import Spread, spread
 
 Place = tuple[str, ...]
 """A level: one label for each axis."""
 
 
-class Run(NamedTuple):
-    """One run. `chosen`: tuned settings as text; `final`: mean of the last evaluations, nan unless finished;
-    `up`, `down`: bytes; `seconds`: of the rounds; `privacy`: what they cost, in one line, "" for a run without it."""
+class MeasuredRun(NamedTuple):
+    """What a report knows of a run. `chosen`: tuned settings as text; `final`: mean of the last evaluations, nan unless
+    finished; `up`, `down`: MB; `seconds`: of the rounds; `privacy`: what they cost, in one line, "" for a run without
+    it."""
 
     method: str
     place: Place
     seed: int
     status: str
-    reason: str
-    settings: dict[str, Any]
-    chosen: str
-    points: Points | None
-    final: float
-    up: float
-    down: float
-    seconds: float
+    reason: str = ""
+    settings: Mapping[str, Any] = MappingProxyType({})
+    chosen: str = ""
+    points: Points | None = None
+    final: float = math.nan
+    up: float = math.nan
+    down: float = math.nan
+    seconds: float = math.nan
     privacy: str = ""
+
+    @property
+    def clock(self) -> float:
+        """Virtual seconds until the last evaluation; nan without a virtual clock."""
+        return math.nan if self.points is None or self.points.clock is None else float(self.points.clock[-1])
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,9 @@ class Findings:
     report: Report
     methods: list[str]
     places: list[Place]
-    runs: list[Run]
+    runs: list[MeasuredRun]
     axes: dict[str, list[str]] = field(default_factory=dict)
-    trials: list[Run] = field(default_factory=list)
+    trials: list[MeasuredRun] = field(default_factory=list)
     paper: str = ""
     notes: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
@@ -59,7 +68,7 @@ class Findings:
     chosen_by: str = "by the reported metric"
     unfinished: str = ""
 
-    def at(self, method: str, place: Place) -> list[Run]:
+    def at(self, method: str, place: Place) -> list[MeasuredRun]:
         """The runs of a method at a level, one for each seed."""
         return [run for run in self.runs if run.method == method and run.place == place]
 
@@ -67,41 +76,56 @@ class Findings:
         """Seed -> final value, for the runs that finished."""
         return {run.seed: run.final for run in self.at(method, place) if not math.isnan(run.final)}
 
+    def spread(self, method: str, place: Place) -> Spread:
+        """Of the final values of a method at a level."""
+        return spread(list(self.finals(method, place).values()))
+
+    def mean_and_std(self, method: str, place: Place) -> str:
+        """The same as text, such as "91.2 ± 0.4", with the number of seeds if some are missing."""
+        mean, std, n = self.spread(method, place)
+        seeds = len(self.at(method, place))
+        sd = "" if math.isnan(std) else f" ± {self.number(std)}"
+        return f"{self.number(mean)}{sd}{f' ({n} of {seeds})' if 0 < n < seeds else ''}"
+
+    def leader(self, place: Place) -> str | None:
+        """The method with the best mean at a level; None if nothing finished there."""
+        means = {method: self.spread(method, place).mean for method in self.methods}
+        known = [method for method, mean in means.items() if not math.isnan(mean)]
+        return self.best_of(known, key=means.__getitem__, default=None)
+
+    @property
+    def best_of(self) -> Any:
+        """Python's max or min, whichever finds the best value of the metric."""
+        return max if self.report.best == "max" else min
+
     @property
     def virtual(self) -> bool:
         """Whether any run has a virtual clock."""
-        return any(run.points is not None and run.points.clock is not None for run in self.runs)
+        return any(not math.isnan(run.clock) for run in self.runs)
 
     @property
     def factor(self) -> float:
         """Factor from the metric to the unit of tables and charts."""
-        return 100.0 if is_share(self.report.metric) else 1.0
+        return units.factor(self.report.metric)
 
     @property
     def what(self) -> str:
         """The metric in words."""
-        name = self.report.metric.rsplit("/", 1)[-1].replace("_", " ")
-        return {"eval": "test ", "train": "training "}.get(self.report.metric.partition("/")[0], "") + name
+        return units.in_words(self.report.metric)
 
     @property
     def unit(self) -> str:
         """The metric in words with its unit, for an axis."""
-        return f"{self.what}{' (%)' if is_share(self.report.metric) else ''}"
+        return units.with_unit(self.report.metric)
 
     @property
     def head(self) -> str:
         """The same with a capital letter, for the beginning of a sentence."""
         return self.unit[:1].upper() + self.unit[1:]
 
-    def with_unit(self, value: float) -> str:
-        """A value of the metric as text, with its unit."""
-        return f"{self.number(value)}{' %' if is_share(self.report.metric) else ''}"
-
     def number(self, value: float) -> str:
         """A value of the metric as text, without a unit; – for nan."""
-        if math.isnan(value):
-            return "–"
-        return f"{value * self.factor:.1f}" if is_share(self.report.metric) else f"{value:.4g}"
+        return units.number(self.report.metric, value)
 
     def better(self, a: float, b: float) -> bool:
         """Whether a is better than b."""
@@ -166,16 +190,14 @@ def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int],
     return found
 
 
-def without_choice(run: Run, trials: str) -> Run:
+def without_choice(run: MeasuredRun, trials: str) -> MeasuredRun:
     """The run without a choice that its trials have not made yet. trials: how many of them have ended, or ""."""
     if not trials:
         return run
-    nothing = dict.fromkeys(("final", "up", "down", "seconds"), math.nan)
-    reason, chosen = f"{trials} have ended", f"– ({trials})"
-    return run._replace(status=MISSING, reason=reason, settings={}, chosen=chosen, points=None, privacy="", **nothing)
+    return MeasuredRun(run.method, run.place, run.seed, MISSING, f"{trials} have ended", chosen=f"– ({trials})")
 
 
-def unfinished(runs: list[Run], trials: list[Run]) -> str:
+def unfinished(runs: list[MeasuredRun], trials: list[MeasuredRun]) -> str:
     """A sentence on what is left of a study that is not finished, or ""."""
     ended = [sum(run.status != MISSING for run in some) for some in (runs, trials)]
     if ended == [len(runs), len(trials)]:
@@ -199,34 +221,23 @@ def chosen_by(study: Study) -> str:
     return text
 
 
-def run_of(folder: StudyFolder, cell: Cell, report: Report) -> Run:
-    reason = folder.failure(cell).get("reason", "") if folder.status(cell) != FINISHED else ""
-    points = folder.points(cell, report.metric)
-    up, down, seconds = totals(folder, cell)
-    return Run(
-        cell.method,
-        cell.place,
-        cell.seed,
-        folder.status(cell),
-        reason,
-        cell.settings,
-        cell.chosen,
-        points,
-        folder.final(cell, report.metric, report),
-        up,
-        down,
-        seconds,
-        privacy_spent(folder.of(cell)),
-    )
+def run_of(folder: StudyFolder, cell: Cell, report: Report) -> MeasuredRun:
+    status = folder.status(cell)
+    reason = folder.failure(cell).get("reason", "") if status != FINISHED else ""
+    run = MeasuredRun(cell.method, cell.place, cell.seed, status, reason, cell.settings, cell.chosen)
+    return measured(run, folder.of(cell), report)
 
 
-def totals(folder: StudyFolder, cell: Cell) -> tuple[float, float, float]:
-    """(bytes up, bytes down, seconds) of a run's rounds; nan without a record."""
-    table = read_table(folder.of(cell))
+def measured(run: MeasuredRun, folder: Path, report: Report) -> MeasuredRun:
+    """The run with what its folder holds of it."""
+    table = read_table(folder)
+    points = points_in(table, report.metric)
+    final = report.final(points.values) if points is not None and run.status == FINISHED else math.nan
+    run = run._replace(points=points, final=final, privacy=privacy_spent(folder))
     if table is None:
-        return math.nan, math.nan, math.nan
-    up, down, seconds = (column(table, n).sum() for n in ("comm/bytes_up", "comm/bytes_down", "time/seconds"))
-    return float(up), float(down), float(seconds)
+        return run
+    up, down, seconds = (float(column(table, n).sum()) for n in ("comm/bytes_up", "comm/bytes_down", "time/seconds"))
+    return run._replace(up=up / 1e6, down=down / 1e6, seconds=seconds)
 
 
 def facts(folder: StudyFolder, cells: list[Cell]) -> Iterator[str]:
@@ -244,7 +255,7 @@ def facts(folder: StudyFolder, cells: list[Cell]) -> Iterator[str]:
         yield ", ".join([*versions, f"Python {environment.get('python', 'of a version that is not known')}"])
 
 
-def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def mean_curve(runs: list[MeasuredRun]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """(rounds, mean, standard deviation over seeds), each (E,); None without evaluations.
 
     Only rounds in which most seeds were evaluated are included. The standard deviation of one seed is 0.
@@ -262,14 +273,14 @@ def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | N
     return rounds, mean, np.array([np.std(values[n], ddof=1) if most > 1 else 0.0 for n in rounds])
 
 
-def at_rounds(run: Run, name: str, rounds: np.ndarray) -> np.ndarray:
+def at_rounds(run: MeasuredRun, name: str, rounds: np.ndarray) -> np.ndarray:
     """(E,): a column of the run's evaluations after these rounds, (E,); nan where it was not evaluated."""
     assert run.points is not None
     known = dict(zip(run.points.rounds.tolist(), getattr(run.points, name).tolist(), strict=True))
     return np.array([known.get(number, math.nan) for number in rounds.tolist()])
 
 
-def mean_clock(runs: list[Run], rounds: np.ndarray) -> np.ndarray | None:
-    """(E,) the virtual clock after these rounds, (E,), averaged over seeds; None for runs without one."""
-    timed = [at_rounds(run, "clock", rounds) for run in runs if run.points is not None and run.points.clock is not None]
-    return np.nanmean(timed, axis=0) if timed else None
+def mean_at_rounds(runs: list[MeasuredRun], name: str, rounds: np.ndarray) -> np.ndarray | None:
+    """(E,): the same, averaged over seeds; None if no run has the column."""
+    columns = [at_rounds(run, name, rounds) for run in runs if getattr(run.points, name, None) is not None]
+    return np.nanmean(columns, axis=0) if columns else None

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from ..page import svg
-from ..page.content import Axis, Curve, PageSection
+from ..page.content import Axis, Curve, PageSection, TableCell
 from .charts import CLOCK
 from .findings import Findings
-from .tables import PageTable, TableCell
 
 SHOWN = ("curves", "clock", "levels", "bytes", "sensitivity")
 """The sections of charts, by the beginning of the names of their files. The page has more: a map that repeats the table
@@ -24,19 +22,13 @@ OVER_CLOCK = (
 )
 
 
-class Drawing(NamedTuple):
-    """A chart as a file. `name`: of the file, without suffix; `alt`: text for readers who cannot see it."""
-
-    name: str
-    alt: str
-    svg: str
-
-
-def page(
-    found: Findings, tables: list[PageTable], charts: Mapping[str, PageSection], folder: str
-) -> tuple[str, list[Drawing]]:
-    """(the page as text, its charts). folder: name of the charts' folder, which lies beside the page."""
-    parts = [f"# {escaped(found.title)}", head(found)]
+def text_of(
+    found: Findings, tables: list[PageSection], charts: Mapping[str, PageSection], folder: str
+) -> tuple[str, dict[str, str]]:
+    """(the page as text, its charts as SVG by the names of their files). folder: name of the charts' folder, which lies
+    beside the page."""
+    facts = "; ".join(filter(None, [found.paper, *found.facts]))
+    parts = [f"# {escaped(found.title)}", f"{escaped(facts)}." if facts else ""]
     if found.unfinished:
         parts.append(f"**{escaped(found.unfinished)}**")
     if found.notes:
@@ -45,15 +37,15 @@ def page(
         claims = "\n".join(f"- {escaped(claim)}" for claim in found.published.claims)
         parts.append(f"What the paper shows:\n\n{claims}")
     parts += [tabled(table) for table in tables]
-    every: list[Drawing] = []
+    files: dict[str, str] = {}
     for name, section in over_clock(charts).items():
         drawn = drawings(name, section)
         more = len(section.maps) + len(section.charts) - PANELS
         note = f"{section.note} The first {PANELS} of {PANELS + more} charts are shown." if more > 0 else section.note
-        images = [f"![{escaped(each.alt)}]({folder}/{each.name}.svg)" for each in drawn]
+        images = [f"![{escaped(alt)}]({folder}/{file}.svg)" for file, alt, _ in drawn]
         parts.append("\n\n".join([f"## {section.title}", note, *images]))
-        every += drawn
-    return "\n\n".join(filter(None, parts)) + "\n", every
+        files.update((file, image) for file, _, image in drawn)
+    return "\n\n".join(filter(None, parts)) + "\n", files
 
 
 def over_clock(charts: Mapping[str, PageSection]) -> dict[str, PageSection]:
@@ -66,30 +58,24 @@ def over_clock(charts: Mapping[str, PageSection]) -> dict[str, PageSection]:
         ]
         if series:
             timed.append(figure._replace(x=Axis(CLOCK, log=True), series=series))
-    clock = (
-        {"clock": PageSection("Learning curves over virtual time", OVER_CLOCK, charts=tuple(timed))} if timed else {}
-    )
-    return {name: section for name in SHOWN if (section := {**charts, **clock}.get(name))}
+    clock = PageSection("Learning curves over virtual time", OVER_CLOCK, charts=timed)
+    shown = {**charts, "clock": clock}
+    return {name: shown[name] for name in SHOWN if name in shown and shown[name].has_content}
 
 
-def drawings(name: str, section: PageSection) -> list[Drawing]:
-    """The legend and the charts of a section."""
+def drawings(name: str, section: PageSection) -> list[tuple[str, str, str]]:
+    """(name of the file without its suffix, text for readers who cannot see it, SVG) of the legend and the charts of a
+    section."""
     made = []
     if section.legend:
         key = f"key-{name}"
-        made.append(Drawing(key, f"Legend: {', '.join(section.legend)}", svg.legend(section, key)))
+        made.append((key, f"Legend: {', '.join(section.legend)}", svg.legend(section, key)))
     for number, what in enumerate((*section.maps, *section.charts)[:PANELS], 1):
-        made.append(Drawing(f"{name}-{number}", what.alt, svg.chart(what, f"{name}-{number}")))
+        made.append((f"{name}-{number}", what.alt, svg.chart(what, f"{name}-{number}")))
     return made
 
 
-def head(found: Findings) -> str:
-    """The line below the title: the paper, sizes and versions."""
-    texts = [found.paper, *found.facts]
-    return escaped("; ".join(filter(None, texts))) + "." if any(texts) else ""
-
-
-def tabled(table: PageTable) -> str:
+def tabled(table: PageSection) -> str:
     head = f"| {' | '.join(map(escaped, table.heads))} |\n|{' --- |' * len(table.heads)}"
     rows = "\n".join(f"| {' | '.join(map(cell, row))} |" for row in table.rows)
     return f"## {escaped(table.title)}\n\n{escaped(table.note)}\n\n{head}\n{rows}"

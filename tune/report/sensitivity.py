@@ -1,4 +1,4 @@
-"""The sensitivity to settings: the metric at the points of grids.
+"""The sensitivity to settings: the metric at the points of grids, as maps and charts.
 
 The points are the trials of tuned methods, and the study's own cells if two of its axes are keys with values.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..page.content import NO_STYLE, Axis, Chart, HeatMap, Marks, PageSection, TableCell, numbers, shares
 from ..study.folder import DIVERGED, FAILED
-from .findings import Findings, Run, name_of
+from .findings import Findings, MeasuredRun, name_of
 from .statistics import spread
 
 Part = float | str
@@ -19,11 +21,18 @@ Point = tuple[Part, ...]
 Values = dict[Point, float]
 """Point of the grid -> mean of the metric over seeds; nan if a run diverged or failed."""
 MARKS = {DIVERGED: "×", FAILED: "△"}
-"""Status of a run without a value -> what stands for it in maps and charts."""
+"""Status of a run without a value -> what stands for it in maps."""
+SYMBOLS = {DIVERGED: "x-thin-open", FAILED: "triangle-up-open"}
+"""The same for charts, where it is a symbol that looks alike."""
+LINES = "The lines join the best values over all other settings."
+WIDE = 16
+"""Values of a setting up to which a grid over two settings is a map."""
+LABEL = 24
+"""Characters of the longest label of an axis of settings; longer ones would leave no room for the chart."""
 
 
 class SettingsGrid(NamedTuple):
-    """The points over some settings. `names`: of the settings; `values`: the metric in the report's unit; `lost`: the
+    """The points over some settings. `names`: of the settings; `values`: the metric; `lost`: the
     status of the points without a value, DIVERGED or FAILED."""
 
     title: str
@@ -37,11 +46,12 @@ class SettingsGrid(NamedTuple):
 
     def best(self, found: Findings) -> Point | None:
         """The best point; None if none has a value."""
-        best = None
-        for point, value in self.values.items():
-            if not math.isnan(value) and (best is None or found.better(value, self.values[best])):
-                best = point
-        return best
+        known = [point for point, value in self.values.items() if not math.isnan(value)]
+        return found.best_of(known, key=self.values.__getitem__, default=None)
+
+    def named(self, point: Point) -> str:
+        """A point as text."""
+        return ", ".join(f"{name} {short(part)}" for name, part in zip(self.names, point, strict=True))
 
 
 def grids(found: Findings) -> list[SettingsGrid]:
@@ -98,17 +108,17 @@ def value_of(label: str) -> Any:
         return text
 
 
-def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> SettingsGrid:
+def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, MeasuredRun]]) -> SettingsGrid:
     """The means over seeds. points: (values of the keys, run).
 
     Runs that have not been run, or have not measured the metric, do not count. A point has no mean if one of its runs
     diverged or failed; that one diverged says more about the point.
     """
-    together: dict[Point, list[Run]] = {}
+    together: dict[Point, list[MeasuredRun]] = {}
     for point, run in points:
         if run.status in MARKS or not math.isnan(run.final):
             together.setdefault(tuple(map(part_of, point)), []).append(run)
-    values = {point: spread([run.final * found.factor for run in runs]).mean for point, runs in together.items()}
+    values = {point: spread([run.final for run in runs]).mean for point, runs in together.items()}
     statuses = {point: {run.status for run in together[point]} for point, value in values.items() if math.isnan(value)}
     lost = {point: DIVERGED if DIVERGED in those else FAILED for point, those in statuses.items()}
     return SettingsGrid(title, [key.removeprefix("method.") for key in keys], values, lost)
@@ -127,3 +137,64 @@ def part_of(value: Any) -> Part:
 
 def short(part: Part) -> str:
     return part if isinstance(part, str) else f"{part:g}"
+
+
+# --- maps and charts --------------------------------------------------------------------------------------------------
+def sensitivity(found: Findings) -> PageSection:
+    """Grids over two settings as maps; over one setting, or each of many, as charts."""
+    shown = grids(found)
+    maps = [grid for grid in shown if len(grid.names) == 2 and len(grid.ordered(1)) <= WIDE]
+    lines = [setting_line(found, grid, at) for grid in shown if grid not in maps for at in range(len(grid.names))]
+    return PageSection(
+        "Sensitivity", f"{note_of(shown)} {LINES}", maps=[setting_map(found, grid) for grid in maps], charts=lines
+    )
+
+
+def setting_map(found: Findings, grid: SettingsGrid) -> HeatMap:
+    rows, columns, best = grid.ordered(0), grid.ordered(1), grid.best(found)
+    share = dict(zip(grid.values, shares(list(grid.values.values()), found.report.best == "max"), strict=True))
+
+    def cell(point: Point) -> TableCell:
+        if point not in grid.values:
+            return TableCell("")
+        status = grid.lost.get(point)
+        text = MARKS[status] if status else found.number(grid.values[point])
+        return TableCell(text, point == best, share[point], f"{grid.named(point)}: {status or text}")
+
+    made = [(short(row), [cell((row, column)) for column in columns]) for row in rows]
+    return HeatMap(grid.title, f"{grid.names[0]} ↓ {grid.names[1]} →", list(map(short, columns)), made)
+
+
+def setting_line(found: Findings, grid: SettingsGrid, at: int) -> Chart:
+    """The metric over one setting. The line joins the best values over all other settings."""
+    places, best = grid.ordered(at), grid.best(found)
+    logs = all(not isinstance(part, str) and part > 0 for part in places)
+    x_of = dict(zip(places, places if logs else range(len(places)), strict=True))
+    known = {point: value for point, value in grid.values.items() if not math.isnan(value)}
+
+    def marks(values: Mapping[Point, float], style: int, texts: list[str], symbol: str = "") -> Marks:
+        x, y = [x_of[point[at]] for point in values], numbers(value * found.factor for value in values.values())
+        return Marks("", style, x, y, texts=texts, symbol=symbol, legend=False)
+
+    of_place = [[value for point, value in known.items() if point[at] == place] for place in places]
+    tops = numbers(found.best_of(values, default=math.nan) * found.factor for values in of_place)
+    series = [
+        Marks("best of the others", 0, list(x_of.values()), tops, line=True, markers=False, legend=False),
+        marks(known, 0, [f"{grid.named(point)}\n{found.number(value)}" for point, value in known.items()]),
+    ]
+    if best is not None:
+        series.append(marks({best: known[best]}, 1, [f"best\n{grid.named(best)}"], "square-open"))
+        worst = (min if found.report.best == "max" else max)(known.values())
+        for status, symbol in SYMBOLS.items():
+            if lost := [point for point, how in grid.lost.items() if how == status]:
+                texts = [f"{grid.named(point)}\n{status}" for point in lost]
+                series.append(marks(dict.fromkeys(lost, worst), NO_STYLE, texts, symbol))
+    title = grid.title if len(grid.names) == 1 else f"{grid.title}: {grid.names[at]}"
+    axis = Axis(grid.names[at], log=logs, labels=() if logs else tuple(map(cut, places)))
+    return Chart("marks", title, axis, Axis(found.unit, log=found.report.log), series)
+
+
+def cut(part: Part) -> str:
+    """A value as a label of an axis. The texts of the points have the whole value."""
+    text = short(part)
+    return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"

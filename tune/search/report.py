@@ -11,23 +11,10 @@ from typing import Any
 from ...engine.config.differences import flatten
 from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted
-from ..page.content import (
-    NO_STYLE,
-    Axis,
-    Chart,
-    Curve,
-    Marks,
-    Page,
-    PageSection,
-    PageTable,
-    TableCell,
-    numbers,
-    of_table,
-    thinned,
-)
+from ..page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, TableCell, numbers, row_of, thinned
 from ..page.html import render
 from ..ranges import Range, number
-from ..units import is_share, shown
+from ..units import factor, shown, with_unit
 from .importance import importances, may_have_importances
 from .plan import CHOSE_A_SEED, SearchPlan
 from .trial_store import Trial, TrialStore
@@ -57,17 +44,17 @@ def page_of(plan: SearchPlan, trials: list[Trial], best: list[Trial], reported: 
     framed_too = "The best one is framed." if len(best) < 2 else "Those on the Pareto front are framed."
     every = f"Slices: every trial that finished, against each of its values. {framed_too}"
     sections = [
-        of_table(best_table(plan, best)),
+        best_table(plan, best),
         PageSection("Values by trial", trial_numbers, charts=tuple(progress(plan, trials))),
         PageSection("Pareto front", framed, charts=tuple(pareto(plan, trials, best))),
         PageSection("Importance", IMPORTANCE, charts=tuple(importance(plan, trials))),
         PageSection("Sensitivity", every, charts=tuple(sensitivity(plan, trials, best))),
         PageSection("Curves of the trials", curves_note(objectives[0]), charts=tuple(curves(plan, trials, reported))),
-        of_table(trial_table(plan, trials, best)),
-        of_table(ranges(plan)),
-        of_table(settings(plan)),
+        trial_table(plan, trials, best),
+        ranges(plan),
+        settings(plan),
     ]
-    present = [one for one in sections if one.charts or (one.table is not None and one.table.rows)]
+    present = [section for section in sections if section.has_content]
     unfinished = "" if best else "No trial has finished yet."
     return Page(f"Search: {plan.data.get('name') or 'search'}", facts(plan, trials), present, problem=unfinished)
 
@@ -95,35 +82,20 @@ def text_of(value: Any) -> str:
 
 def describe(trial: Trial, objectives: list[str]) -> str:
     """A trial as the text that appears when the reader points at it."""
-    values = [f"{name} {in_unit(name, value)}" for name, value in zip(objectives, trial.values, strict=False)]
+    values = [f"{name} {shown(name, value)}" for name, value in zip(objectives, trial.values, strict=False)]
     params = [f"{key.removeprefix('method.')} {text_of(value)}" for key, value in trial.params.items()]
     return "\n".join([f"trial {trial.number}, {trial.status}", *values, *params])
 
 
-def in_unit(name: str, value: float) -> str:
-    """A value of an objective as text, with the unit of the charts."""
-    return f"{value * factor(name):,.4g} MB" if name == "bytes" else shown(name, value)
-
-
-def factor(name: str) -> float:
-    """Factor from an objective to the unit of the charts."""
-    return 100.0 if is_share(name) else 1e-6 if name == "bytes" else 1.0
-
-
-def unit(name: str) -> str:
-    """An objective with its unit, for an axis."""
-    return f"{name}{' (%)' if is_share(name) else ''}" if name != "bytes" else "MB up and down"
-
-
 # --- tables -----------------------------------------------------------------------------------------------------------
-def best_table(plan: SearchPlan, best: list[Trial]) -> PageTable:
+def best_table(plan: SearchPlan, best: list[Trial]) -> PageSection:
     title, note = "Best trial", "best.yaml has it as an experiment file."
     if len(best) > 1:
         title = "Best trials"
         note = (
             "No other trial surpasses one of these in all objectives. best.yaml is the first one as an experiment file."
         )
-    return PageTable(title, note, heads(plan), [row(plan, t, ()) for t in best])
+    return PageSection(title, note, heads(plan), [row(plan, t, ()) for t in best])
 
 
 def heads(plan: SearchPlan) -> list[str]:
@@ -137,7 +109,7 @@ def heads(plan: SearchPlan) -> list[str]:
 
 
 def row(plan: SearchPlan, trial: Trial, best: tuple[int, ...]) -> list[TableCell]:
-    values = [in_unit(name, v) for name, v in zip(plan.settings.objectives, trial.values, strict=False)]
+    values = [shown(name, v) for name, v in zip(plan.settings.objectives, trial.values, strict=False)]
     values += ["–"] * (len(plan.settings.objectives) - len(values))
     params = [text_of(trial.params[r.key]) if r.key in trial.params else "–" for r in plan.ranges]
     status = f"{trial.status}: {trial.reason}" if trial.reason else trial.status
@@ -145,26 +117,26 @@ def row(plan: SearchPlan, trial: Trial, best: tuple[int, ...]) -> list[TableCell
     return [TableCell(cell, trial.number in best) for cell in cells]
 
 
-def trial_table(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> PageTable:
+def trial_table(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> PageSection:
     numbers_of_best = tuple(trial.number for trial in best)
     rows = [row(plan, trial, numbers_of_best) for trial in trials]
-    return PageTable("All trials", "A click on a head sorts. The best stand out.", heads(plan), rows)
+    return PageSection("All trials", "A click on a head sorts. The best stand out.", heads(plan), rows)
 
 
-def ranges(plan: SearchPlan) -> PageTable:
-    rows = [[TableCell(r.key), TableCell(r.kind), TableCell(str(r))] for r in plan.ranges]
-    return PageTable("Ranges", "", ["key", "kind", "values"], rows)
+def ranges(plan: SearchPlan) -> PageSection:
+    rows = [row_of(r.key, r.kind, str(r)) for r in plan.ranges]
+    return PageSection("Ranges", "", ["key", "kind", "values"], rows)
 
 
-def settings(plan: SearchPlan) -> PageTable:
+def settings(plan: SearchPlan) -> PageSection:
     """Everything that is no range, without the settings that a search does not use."""
     keys = (*(f"{r.key}." for r in plan.ranges), "engine.backend", "engine.workers")
     fixed = {key: value for key, value in flatten(plan.data).items() if not key.startswith(keys)}
-    return PageTable(
+    return PageSection(
         "Settings",
         "Of every trial.",
         ["key", "value"],
-        [[TableCell(k), TableCell(redacted(str(v)))] for k, v in fixed.items()],
+        [row_of(key, redacted(str(value))) for key, value in fixed.items()],
     )
 
 
@@ -193,7 +165,7 @@ def progress(plan: SearchPlan, trials: list[Trial]) -> Iterator[Chart]:
                 series.append(
                     Marks(status, NO_STYLE, places, numbers([low] * len(ended)), texts=names, symbol=SYMBOLS[status])
                 )
-        yield Chart("marks", name, Axis("trial", whole=True), Axis(unit(name)), series)
+        yield Chart("marks", name, Axis("trial", whole=True), Axis(with_unit(name)), series)
 
 
 def best_so_far(
@@ -233,7 +205,7 @@ def pareto(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> Iterator
             ),
             Marks("front", 1, numbers(p[0] for p in front), numbers(p[1] for p in front), symbol="square-open"),
         ]
-        yield Chart("marks", "", Axis(unit(names[at])), Axis(unit(names[0])), series)
+        yield Chart("marks", "", Axis(with_unit(names[at])), Axis(with_unit(names[0])), series)
 
 
 IMPORTANCE = (
@@ -279,7 +251,7 @@ def slice_of(plan: SearchPlan, one: Range, at: int, name: str, done: list[Trial]
     title = one.key.removeprefix("method.")
     if len(plan.settings.objectives) > 1:
         title = f"{name} against {title}"
-    return Chart("marks", title, axis, Axis(unit(name)), series)
+    return Chart("marks", title, axis, Axis(with_unit(name)), series)
 
 
 def axis_of(one: Range) -> tuple[Axis, Any]:
@@ -313,4 +285,4 @@ def curves(plan: SearchPlan, trials: list[Trial], reported: dict[int, dict[int, 
             values = numbers(value * factor(name) for _, value in points)
             series.append(Curve(label, style, {"round": [r for r, _ in points]}, values))
     if series:
-        yield Chart("curves", "", Axis("round", whole=True), Axis(unit(name)), series)
+        yield Chart("curves", "", Axis("round", whole=True), Axis(with_unit(name)), series)

@@ -133,7 +133,11 @@ class StudyFolder:
 def points_of(run: Path, metric: str) -> Points | None:
     """The evaluations of a metric in any run's folder; None if it was never measured. Raises ConfigError if its record
     is damaged."""
-    table = read_table(run)
+    return points_in(read_table(run), metric)
+
+
+def points_in(table: Any, metric: str) -> Points | None:
+    """The evaluations of a metric in a run's record, as `read_table` returns it; None if it was never measured."""
     if table is None or metric not in table.column_names:
         return None
     values = column(table, metric)
