@@ -18,7 +18,7 @@ from ..engine.runs.result import Result
 from ..engine.state.checkpoint import checkpointed_rounds
 from .forking import prepared
 from .output_paths import check_out
-from .progress import shown
+from .progress import observers
 from .run_files import privacy_spent
 from .streams import say
 
@@ -34,13 +34,13 @@ def folder_of(out: Path | None) -> tuple[str, Path]:
 def begin_run(experiment: Experiment, folder: Path, run_id: str, quiet: bool) -> Result:
     """Run an experiment. quiet: whether to show no progress."""
     with resumable(folder):
-        return run(experiment, folder, shown(quiet), run_id)
+        return run(experiment, folder, observers(quiet), run_id)
 
 
 def resume_run(experiment: Experiment, folder: Path, quiet: bool) -> Result:
     """Continue the run in a folder."""
     with resumable(folder):
-        return resume(experiment, folder, shown(quiet))
+        return resume(experiment, folder, observers(quiet))
 
 
 def fork_run(
@@ -49,7 +49,7 @@ def fork_run(
     """Go on from a round of the run in a folder as a run of its own; the arguments are those of `forking.fork`."""
     run_spec, folder = prepared(run, number, overrides, out, without)
     with resumable(folder.path):
-        return execute(run_spec, folder, shown(quiet))
+        return execute(run_spec, folder, observers(quiet))
 
 
 @contextmanager

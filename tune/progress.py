@@ -3,9 +3,11 @@ and then."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Hashable
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,8 +17,9 @@ from ..engine.rounds.driver import Record
 from ..engine.run_spec import RunSpec
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
+from .executor.observed import Run, RunsObserver
 from .streams import tell
-from .units import duration
+from .units import duration, shown
 
 SHORTEST, LONGEST = 10.0, 60.0
 """Seconds between two lines of a log: at the beginning of a command, and after ten minutes."""
@@ -27,36 +30,20 @@ NAMED = 8
 SHOWN = ("loss", "accuracy", "clients/s")
 
 
-class Pulse:
-    """Says when the next line of a log is due: after a tenth of the time since the beginning, but at least after
-    SHORTEST and at most after LONGEST seconds. So a short command prints none, and a log of a day has about 1,500."""
+class LiveLine:
+    """A line that counts what has ended. On a terminal it is updated. In a log it is printed after a tenth of the time
+    since the beginning, but at least after SHORTEST and at most after LONGEST seconds: a short command prints none, and
+    the log of a day has about 1,500."""
 
     def __init__(self) -> None:
+        self.bar: Any = None  # of rich, on a terminal
         self.began: float = time.monotonic()
         self.last: float = self.began
-
-    def due(self) -> bool:
-        """Whether a line is due now; the next one is then due later."""
-        now = time.monotonic()
-        if now - self.last < min(LONGEST, max(SHORTEST, (now - self.began) / 10)):
-            return False
-        self.last = now
-        return True
-
-
-class LiveLine:
-    """A line that counts what has ended. On a terminal it is updated; elsewhere it is printed when `Pulse` says so."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        """quiet: whether to print nothing."""
-        self.quiet: bool = quiet
-        self.bar: Any = None  # of rich, on a terminal
-        self.pulse: Pulse = Pulse()
 
     def start(self, what: str, total: int, done: int = 0, remaining: bool = False) -> None:
         """Begin to count. what: name of one of the `total` things that are counted, of which `done` are over.
         remaining: whether to show the remaining time, which is estimated from what has ended."""
-        if self.quiet or not sys.stderr.isatty():
+        if not sys.stderr.isatty():
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -69,8 +56,12 @@ class LiveLine:
         self.bar.add_task("starting", total=total, completed=done)
 
     def due(self) -> bool:
-        """Whether to show the state now: always on a terminal, else from time to time."""
-        return self.bar is not None or (not self.quiet and self.pulse.due())
+        """Whether to show the state now: always on a terminal; the next line of a log is then due later."""
+        now = time.monotonic()
+        if self.bar is None and now - self.last < min(LONGEST, max(SHORTEST, (now - self.began) / 10)):
+            return False
+        self.last = now
+        return True
 
     def update(self, done: float, live: str, log: str) -> None:
         """Show the state. live: what a terminal shows beside the count; log: the whole line of a log."""
@@ -83,7 +74,7 @@ class LiveLine:
         """Print a line above the live one. detail: the end of the line, left out if the live line shows the same."""
         if self.bar is not None:
             self.bar.console.print(line, highlight=False, markup=False)
-        elif not self.quiet:
+        else:
             tell(line + detail)
 
     def close(self) -> None:
@@ -93,41 +84,81 @@ class LiveLine:
             self.bar = None
 
 
-class ProgressOfRuns(LiveLine):
-    """Counts runs and estimates the remaining time. A subclass names the best run so far in `best_text`."""
+class ProgressOfRuns(LiveLine, RunsObserver[Run]):
+    """An observer of a search or a study. It prints a line for each run that ends, and its live line has the runs under
+    way, the best one and the remaining time."""
 
-    def open(self, what: str, total: int, done: int) -> None:
-        """Begin to count. what: name of a run, trial or cell; done: number of the `total` runs that ended before."""
-        self.what, self.total, self.done, self.earlier = what, total, done, done
+    def __init__(self, metric: str, largest: bool) -> None:
+        """metric: by which runs are ranked. largest: whether its largest value is the best one."""
+        super().__init__()
+        self.metric, self.largest = metric, largest
+        self.best: tuple[float, str] | None = None  # value and label of the best run
+
+    @abstractmethod
+    def key(self, run: Run) -> Hashable:
+        """What tells the runs apart."""
+
+    @abstractmethod
+    def label(self, run: Run) -> str:
+        """How a run is called."""
+
+    @abstractmethod
+    def value(self, run: Run) -> float:
+        """The metric of a run that has ended; nan if there is none."""
+
+    @abstractmethod
+    def lines(self, run: Run) -> tuple[str, str]:
+        """The line of a run that has ended, and its end, which is left out if the live line shows the same."""
+
+    def begins(self, what: str, total: int, ended: Sequence[Run]) -> None:
+        self.close()
+        self.what, self.total, self.done, self.earlier = what, total, len(ended), len(ended)
         self.shares: dict[Hashable, tuple[str, float]] = {}  # run under way -> label, share of its rounds that is done
+        self.rounds: dict[Hashable, int] = {}
         self.since = time.monotonic()
-        self.start(what, total, done)
+        for run in ended:
+            self._rank(run)
+        self.start(what, total, self.done)
         if self.bar is None:  # a reader of a log shall know at once that something has begun
-            self.say(f"{what}s: {done} of {total} done, starting")
+            self.say(f"{what}s: {self.done} of {total} done, starting")
 
-    def advance(self, key: Hashable, label: str, share: float) -> None:
-        """A run is under way. share: the part of its rounds that is done."""
-        self.shares[key] = (label, share)
-        self._show()
+    def run_begins(self, run: Run, rounds: int) -> None:
+        if rounds:  # else it fails before its first one
+            self.rounds[self.key(run)] = rounds
+            self._advance(run, 0)
 
-    def drop(self, key: Hashable) -> None:
-        """A run is no longer under way, and does not count as ended."""
-        self.shares.pop(key, None)
-        self._show()
+    def run_rounds(self, run: Run, rows: list[Record]) -> None:
+        if rows:
+            self._advance(run, rows[-1]["round"])
 
-    def finish(self, key: Hashable) -> None:
-        """A run has ended; the caller prints its line by `say` next."""
+    def run_ends(self, run: Run) -> None:
         self.done += 1
-        self.drop(key)
+        self._rank(run)
+        self.shares.pop(self.key(run), None)
+        self._show()
+        self.say(*self.lines(run))
+
+    def pauses(self) -> None:
+        self.close()
+
+    def ends(self, status: str) -> None:
+        self.close()
 
     def state(self) -> str:
         """Numbers of runs, the best one and the remaining time, as text."""
         left = max(0, self.total - self.done - len(self.shares))
-        return f"{len(self.shares)} running, {left} left{self.best_text()}{self._time_left()}"
+        best = f", best {shown(self.metric, self.best[0])} ({self.best[1]})" if self.best else ""
+        return f"{len(self.shares)} running, {left} left{best}{self._time_left()}"
 
-    def best_text(self) -> str:
-        """The best run so far, as text such as ", best 87.6 % (trial 0)", or ""."""
-        return ""
+    def _rank(self, run: Run) -> None:
+        value, sign = self.value(run), 1 if self.largest else -1
+        if not math.isnan(value) and (self.best is None or sign * value > sign * self.best[0]):
+            self.best = value, self.label(run)
+
+    def _advance(self, run: Run, done: float) -> None:
+        key = self.key(run)
+        self.shares[key] = self.label(run), done / self.rounds[key]
+        self._show()
 
     def _time_left(self) -> str:
         """The remaining time, from the time that the ended runs and the finished parts of the others have taken."""
@@ -232,7 +263,7 @@ def place_of(run_spec: RunSpec) -> str:
     return f"{workers} on {'Ray' if engine.address is None else f'the Ray cluster {engine.address}'}"
 
 
-def shown(quiet: bool) -> list[Observer]:
+def observers(quiet: bool) -> list[Observer]:
     """The observers of a command that runs an experiment. quiet: whether to show no progress."""
     return [] if quiet else [FirstLine(), Progress()]
 

@@ -29,7 +29,7 @@ from fedfleet.engine.runs.result import model_digest
 from fedfleet.tune import cli, progress
 from fedfleet.tune.cli import main
 from fedfleet.tune.files import load
-from fedfleet.tune.progress import described, shown
+from fedfleet.tune.progress import described, observers
 
 from .commands import COMMAND, LOCAL, error_in, invoke, shell, until
 
@@ -326,7 +326,7 @@ def test_progress_on_a_terminal():
 
 # --- in a log ---------------------------------------------------------------------------------------------------------
 def test_progress_in_a_log(here: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without a terminal there are a line at the beginning and lines at the times that `Pulse` gives, here after every
+    """Without a terminal there are a line at the beginning and lines when `LiveLine` is due, here after every
     round, and none with --quiet."""
     monkeypatch.setattr(progress, "SHORTEST", 0.0)
     monkeypatch.setattr(progress, "LONGEST", 0.0)
@@ -350,7 +350,7 @@ def test_a_run_says_what_it_is_before_it_starts(here: Path, monkeypatch: pytest.
     with pytest.raises(
         FedFleetError, match=r"printed before: scaffold on digits: .*, 2 workers on Ray, in /.*/mine\n$"
     ):
-        run(load("digits", ["tracking.uri=none", "engine.workers=2"]), "mine", shown(quiet=False))
+        run(load("digits", ["tracking.uri=none", "engine.workers=2"]), "mine", observers(quiet=False))
 
 
 @pytest.mark.parametrize(
@@ -393,8 +393,8 @@ def test_when_lines_of_a_log_are_due(monkeypatch: pytest.MonkeyPatch):
     """A clock that ticks every second: lines after 10 s, at most one a minute, fewer than 1,500 a day."""
     clock = iter(range(10**6))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    beat = progress.Pulse()
-    due = [second for second in range(1, 86400) if beat.due()]
+    line = progress.LiveLine()
+    due = [second for second in range(1, 86400) if line.due()]
     pauses = [later - earlier for earlier, later in itertools.pairwise(due)]
     assert due[0] == 10
     assert pauses[0] == 10

@@ -55,7 +55,7 @@ def test_few_of_many_trials_are_named(capsys: pytest.CaptureFixture[str], monkey
     shown.begins("trial", 1000, [])
     for number in range(1000):
         shown.run_begins(under_way(number), 10)
-    monkeypatch.setattr(shown.pulse, "due", lambda: True)
+    monkeypatch.setattr(shown, "due", lambda: True)
     shown.run_rounds(under_way(3), [{"round": 5}])
     _, line = capsys.readouterr().err.splitlines()
     assert "1000 running, 0 left" in line

@@ -16,7 +16,7 @@ from ...engine.runs.run_directory import read_run_id, refuse_run
 from ...engine.storage.expanded import expanded
 from ..keyboard import keyboard
 from ..one_run import resumable
-from ..progress import shown
+from ..progress import observers
 from ..tracking.stores import store
 
 
@@ -44,7 +44,7 @@ def follow_run(run: str, address: str, stop: bool, quiet: bool) -> Result:
     run_id = read_run_id(folder) if (folder / "run.json").is_file() else run
     try:
         with keyboard(), resumable(folder):
-            return detached.attach(run_id, address, shown(quiet), signal.SIGTERM if stop else 0)
+            return detached.attach(run_id, address, observers(quiet), signal.SIGTERM if stop else 0)
     except KeyboardInterrupt:
         raise FedFleetError(
             f"the run continues; to follow it again: fedfleet attach {run_id} --address {address}"

@@ -3,59 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
 from typing import Any
 
-from ...engine.rounds.driver import Record
-from ..executor.observed import RunsObserver
 from ..progress import ProgressOfRuns
 from ..units import shown
 from .plan import SearchPlan
 from .trial_store import Trial
 
 
-class SearchProgress(ProgressOfRuns, RunsObserver[Trial]):
-    """An observer that prints the trials that end, and a live line on a terminal."""
+class SearchProgress(ProgressOfRuns[Trial]):
+    """The progress of a search; the best trial is that of the first objective."""
 
     def __init__(self, plan: SearchPlan) -> None:
-        super().__init__()
-        self.plan = plan
-        self.name, self.mode = next(iter(plan.settings.objectives.items()))
-        self.rounds: dict[int, int] = {}
+        self.objectives = plan.settings.objectives
+        metric, mode = next(iter(self.objectives.items()))
+        super().__init__(metric, mode == "max")
 
-    def begins(self, what: str, total: int, ended: Sequence[Trial]) -> None:
-        self.ended = [*ended]
-        self.open(what, total, len(ended))
+    def key(self, run: Trial) -> int:
+        return run.number
 
-    def run_begins(self, run: Trial, rounds: int) -> None:
-        self.rounds[run.number] = rounds
-        if rounds:
-            self.advance(run.number, f"trial {run.number}", 0.0)
+    def label(self, run: Trial) -> str:
+        return f"trial {run.number}"
 
-    def run_rounds(self, run: Trial, rows: list[Record]) -> None:
-        if rows:
-            self.advance(run.number, f"trial {run.number}", rows[-1]["round"] / self.rounds[run.number])
+    def value(self, run: Trial) -> float:
+        return run.values[0] if run.values else math.nan
 
-    def run_ends(self, run: Trial) -> None:
-        self.ended.append(run)
-        self.finish(run.number)
+    def lines(self, run: Trial) -> tuple[str, str]:
+        outcome = f"{run.status}: {run.reason}" if run.reason else run.status
+        if run.values:
+            named = zip(self.objectives, run.values, strict=True)
+            outcome = ", ".join(f"{name} {shown(name, value)}" for name, value in named)
         params = ", ".join(f"{key} {short(value)}" for key, value in run.params.items())
-        line = f"trial {run.number}: {self._outcome(run)}, {run.rounds} rounds, {params}"
-        self.say(line, f"; {self.done} of {self.total} done, {self.state()}")
-
-    def ends(self, status: str) -> None:
-        self.close()
-
-    def best_text(self) -> str:
-        sign = 1 if self.mode == "max" else -1
-        best = max((t for t in self.ended if t.values), key=lambda t: sign * t.values[0], default=None)
-        return f", best {shown(self.name, best.values[0])} (trial {best.number})" if best else ""
-
-    def _outcome(self, trial: Trial) -> str:
-        if trial.values:
-            named = zip(self.plan.settings.objectives, trial.values, strict=True)
-            return ", ".join(f"{name} {shown(name, value)}" for name, value in named)
-        return f"{trial.status}: {trial.reason}" if trial.reason else trial.status
+        line = f"{self.label(run)}: {outcome}, {run.rounds} rounds, {params}"
+        return line, f"; {self.done} of {self.total} done, {self.state()}"
 
 
 def short(value: Any) -> str:
