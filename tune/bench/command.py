@@ -18,6 +18,8 @@ from ...engine.errors import ConfigError, nearest
 from ...workloads.processors import processors
 from ..files import override
 from ..listing import columns
+from ..page import svg
+from ..page.content import NO_STYLE, Axis, Chart, Marks
 from .measure import METHODS as OTHER_ARGUMENTS
 from .measure import PARTS, Candidate, Measurement, Peer, alternate
 from .works import FEDERATIONS
@@ -145,28 +147,13 @@ def summary(found: Found) -> dict[str, Any]:
 
 
 def draw(found: Found, path: Path) -> None:
-    """Draw median ratios as bars, minimum and maximum as whiskers, and the plain loop as a line at 1."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    from ..page.style import COLOURS
-
-    figure, axes = plt.subplots(figsize=(8, 1 + 0.45 * len(found)), dpi=120)
-    for place, (line, pairs) in enumerate(found.values()):
-        ratios = [pair.ratio for pair in pairs]
-        middle = median(ratios)
-        whiskers = [[middle - min(ratios)], [max(ratios) - middle]]
-        axes.barh(
-            place, middle, xerr=whiskers, color=COLOURS[WORKS.index(line.work) % len(COLOURS)], height=0.6, capsize=3
-        )
-        axes.text(max(ratios) + 0.03, place, f"{middle:.2f}", va="center")
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(range(len(found)), list(found))
-    axes.invert_yaxis()
-    axes.set(xlabel="clients per second, relative to a plain two-process PyTorch loop")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    """Draw the median ratios, lines from the smallest to the largest ratio, and the plain loop as a line at 1."""
+    series = [Marks("", NO_STYLE, [1, 1], [-0.5, len(found) - 0.5], line=True, markers=False)]
+    labels = []
+    for place, (name, (line, pairs)) in enumerate(found.items()):
+        ratios, style = [pair.ratio for pair in pairs], WORKS.index(line.work)
+        series.append(Marks("", style, [min(ratios), max(ratios)], [place, place], line=True, markers=False))
+        series.append(Marks("", style, [median(ratios)], [place]))
+        labels.append(f"{name}: {median(ratios):.2f}")
+    title = "clients per second, relative to a plain two-process PyTorch loop"
+    svg.save(Chart("marks", "", Axis(title, zero=True), Axis("", labels=tuple(labels)), series), path)

@@ -242,10 +242,7 @@ def store_opens(uri: str) -> Finding:
                 well,
                 f"{where} {'will be created' if well else 'cannot be created: the folder is missing or read-only'}",
             )
-        load_mlflow()
-        from mlflow import MlflowClient
-
-        MlflowClient(where).search_experiments(max_results=1)
+        load_mlflow().MlflowClient(where).search_experiments(max_results=1)
     except Exception as error:  # a store may raise anything
         return Finding("MLflow", False, redacted(str(error).splitlines()[0] if str(error) else type(error).__name__))
     return Finding("MLflow", True, f"{redacted(where)} answers")

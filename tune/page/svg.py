@@ -43,9 +43,10 @@ def chart(what: Chart | HeatMap, prefix: str) -> str:
 
 
 def save(figure: Chart, path: Path) -> None:
-    """Write a chart with its legend as an image file."""
+    """Write a chart as an image file, with a legend if its series have names."""
     made = drawn(figure, (8, 5))
-    made.axes[0].legend(frameon=False)
+    if any(one.name for one in figure.series):
+        made.axes[0].legend(frameon=False)
     made.savefig(path, dpi=120)
 
 

@@ -13,7 +13,8 @@ from ...engine.rounds.driver import Record
 from ...engine.run_spec import RunSpec
 from ...engine.storage.secrets import redacted_data
 from ..ranges import decided
-from ..tracking.many_runs import TrackerOfRuns, kept_model
+from ..tracking.many_runs import TrackerOfRuns
+from ..tracking.model import kept_model
 from ..tracking.origin import origin
 from ..tracking.run_header import RunHeader, header_of
 from ..tracking.writer import TOP, End

@@ -16,7 +16,8 @@ from ..report.charts import single
 from ..study.cells import Cell
 from ..study.folder import FINISHED, StudyFolder
 from ..study.spec import Study
-from ..tracking.many_runs import TrackerOfRuns, kept_model
+from ..tracking.many_runs import TrackerOfRuns
+from ..tracking.model import kept_model
 from ..tracking.origin import origin
 from ..tracking.run_header import RunHeader, header_of
 from ..tracking.writer import End

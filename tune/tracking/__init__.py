@@ -2,7 +2,6 @@
 
 stores         addresses of MLflow stores; opens a store
 origin         the user, the program and the commit
-data_set       the data set of a run
 model          the final model of a run
 run_header     name, tags, parameters and data set of a run in MLflow
 writer         the thread that writes to a tracker, in batches

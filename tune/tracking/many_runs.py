@@ -6,19 +6,14 @@ Its runs do not write to the store themselves. What a killed process had not wri
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
-from ...engine.config.schema import Experiment
-from ...engine.run_spec import RunSpec
-from ...engine.runs.saved_files import load_model
 from ...engine.storage.secrets import redacted_data
 from ..executor.observed import Run, RunsObserver
 from .mlflow_writer import MlflowWriter
-from .run import model_of
 from .run_header import RunHeader
 from .stores import store
 from .writer import TOP, End
@@ -62,12 +57,3 @@ class TrackerOfRuns(RunsObserver[Run]):
             files = tuple(self.folder / name for name in self.files)
             self.writer.end(End(TOP, status, files=files, texts=self.settings))
         self.writer.close()
-
-
-def kept_model(run: Path, experiment: Callable[[], Experiment]) -> Callable[[Path], Any] | None:
-    """Exports the final model in the folder of a run; None if the folder has none. experiment: returns that of the
-    run."""
-    file = run / "model.safetensors"
-    if not file.is_file():
-        return None
-    return model_of(RunSpec.of("model", experiment()), lambda: load_model(file))

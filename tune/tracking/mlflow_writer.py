@@ -23,7 +23,6 @@ from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted
 from ...engine.storage.sha256 import sha256_of_json
-from .data_set import TRAINING
 from .run_header import flatten
 from .stores import load_mlflow, open_store
 from .writer import FILES, REPORT, TOP, Batch, End, Writer, now
@@ -85,6 +84,7 @@ class MlflowWriter(Writer):
         self.uri, self.experiment, self.folder = uri, experiment, folder
         self.child_tag, self.resumes, self.system = child_tag, resumes, system
         self.is_local = uri.startswith("sqlite")
+        self.mlflow: Any = None
         self.client: Any = None
         self.place = ""  # id of MLflow's experiment
         self.token = ""  # of the top run
@@ -98,7 +98,7 @@ class MlflowWriter(Writer):
         super().__init__(what)
 
     def load(self) -> None:
-        load_mlflow()
+        self.mlflow = load_mlflow()
 
     def open(self) -> None:
         self.client, self.place = open_store(self.uri, self.experiment)
@@ -132,14 +132,12 @@ class MlflowWriter(Writer):
 
     def _named(self, before: dict[str, str]) -> Any:
         """The top run that an earlier process left, or None. before: what it kept."""
-        from mlflow.exceptions import MlflowException
-
         run_id, token = before.get("run_id", ""), before.get("token", "")
         try:
             if run_id:
                 return self.client.get_run(run_id)
             mine = self.client.search_runs([self.place], f"tags.`{TOKEN}` = '{token}'") if token.isalnum() else ()
-        except MlflowException:  # the store has lost the run, or is another store
+        except self.mlflow.exceptions.MlflowException:  # the store has lost the run, or is another store
             return None
         return next(iter(mine), None)
 
@@ -220,25 +218,21 @@ class MlflowWriter(Writer):
 
     def _parameters(self, run: Any, parameters: dict[str, Any]) -> None:
         """Write the parameters that the run does not have, since MLflow refuses to change one. Long values are cut."""
-        from mlflow.entities import Param
-
         flat = self._allowed(flatten(parameters)).items() if parameters else ()
-        params = [Param(key, value[:6000]) for key, value in flat if key not in run.data.params]
+        params = [self.mlflow.entities.Param(key, value[:6000]) for key, value in flat if key not in run.data.params]
         for at in range(0, len(params), BATCH):
             self.client.log_batch(run.info.run_id, params=params[at : at + BATCH])
 
     def _data_set(self, run_id: str, arguments: dict[str, str]) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        used = InputTag("mlflow.data.context", TRAINING)
-        self.client.log_inputs(run_id, [DatasetInput(Dataset(**arguments), [used])])
+        entities = self.mlflow.entities
+        used = entities.InputTag("mlflow.data.context", "training")
+        self.client.log_inputs(run_id, [entities.DatasetInput(entities.Dataset(**arguments), [used])])
 
     def write_records(self, batch: Batch) -> None:
-        from mlflow.entities import Metric
-
         run_id, known = self._run(batch.key), self.known.setdefault(batch.key, set())
+        metric = self.mlflow.entities.Metric
         metrics = {
-            (name, int(record["round"])): Metric(name, float(value), stamp, int(record["round"]))
+            (name, int(record["round"])): metric(name, float(value), stamp, int(record["round"]))
             for stamp, record in batch.records
             for name, value in self._allowed(record).items()
             if name != "round" and name not in self.refused and (name, int(record["round"])) not in known
@@ -313,8 +307,6 @@ class MlflowWriter(Writer):
 
     def _model(self, key: str, run_id: str, export: Callable[[Path], Any]) -> None:
         """Log the final model, as `mlflow.pytorch.log_model` does, but without the global state of that function."""
-        from mlflow.entities import LoggedModelOutput
-
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / MODEL
             try:
@@ -330,7 +322,7 @@ class MlflowWriter(Writer):
             self.client.log_model_artifacts(logged.model_id, str(folder))
             self.client.finalize_logged_model(logged.model_id, "READY")
             last = max((step for _, step in self.known.get(key, ())), default=0)
-            self.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, last)])
+            self.client.log_outputs(run_id, [self.mlflow.entities.LoggedModelOutput(logged.model_id, last)])
 
 
 def allowed(name: str) -> str:

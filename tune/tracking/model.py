@@ -8,7 +8,7 @@ here either: the tensors come from the run itself, or from a file in safetensors
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...engine.config.schema import Experiment
 from ...engine.run_spec import RunSpec
+from ...engine.runs.saved_files import load_model
 from ...workloads.classification import Classification
 from ...workloads.problems.minimax import OverClassification
 from ...workloads.workload import Workload
 from ...workloads.wrappers.wrapped import Wrapped
+from .stores import load_mlflow
 
 ROWS = 2
 """Rows of the input example. The exporter would take a single row to mean that there is never another number."""
@@ -63,25 +66,37 @@ def example(workload: WithNetwork) -> np.ndarray:
         return np.zeros((ROWS, *base.shape), np.float32) if length is None else np.zeros((ROWS, length), np.int32)
 
 
-def save(run_spec: RunSpec, tensors: Mapping[str, Tensor], folder: Path) -> Any:
-    """Export the model into a new folder in MLflow's format; returns the mlflow.models.Model.
-
-    Raises whatever torch raises for a network that cannot be exported.
-    """
-    from mlflow import pytorch  # pyright: ignore[reportPrivateImportUsage] loaded on first use
-    from mlflow.models import Model, infer_signature
-
+def model_of(run_spec: RunSpec, tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[Path], Any] | None:
+    """The function that exports the final model of a run into a new folder in MLflow's format and returns the
+    mlflow.models.Model; None if the model is not to be logged, or if the workload has no network. tensors: returns
+    those of the model. The function raises whatever torch raises for a network that cannot be exported."""
     workload = with_network(run_spec.workload)
-    assert workload is not None  # see `run.model_of`
+    if not run_spec.experiment.tracking.model or workload is None:
+        return None
+    return lambda folder: export(workload, tensors(), folder)
+
+
+def kept_model(run: Path, experiment: Callable[[], Experiment]) -> Callable[[Path], Any] | None:
+    """Exports the final model in the folder of a run; None if the folder has none. experiment: returns that of the
+    run."""
+    file = run / "model.safetensors"
+    if not file.is_file():
+        return None
+    return model_of(RunSpec.of("model", experiment()), lambda: load_model(file))
+
+
+def export(workload: WithNetwork, tensors: Mapping[str, Tensor], folder: Path) -> Any:
+    """See `model_of`."""
+    mlflow = load_mlflow()
     predictor, inputs = Predictor(workload, tensors).eval(), example(workload)
     with torch.no_grad():
         outputs = predictor(torch.from_numpy(inputs.copy()))
-    described = Model()
-    pytorch.save_model(
+    described = mlflow.models.Model()
+    mlflow.pytorch.save_model(
         predictor,
         str(folder),
         mlflow_model=described,
-        signature=infer_signature(inputs, outputs.numpy()),
+        signature=mlflow.models.infer_signature(inputs, outputs.numpy()),
         input_example=inputs,
         pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "numpy")],
         serialization_format="pt2",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
 
 from ...engine.errors import ConfigError, Diverged, Interrupted
 from ...engine.rounds.driver import Record
@@ -14,12 +16,10 @@ from ...engine.runs.result import Result
 from ..page.html import render
 from ..run_report import page_of
 from .mlflow_writer import MlflowWriter, kept
+from .model import model_of
 from .run_header import RunHeader, header_of, name_of
 from .stores import store
 from .writer import REPORT, TOP, End
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class MlflowTracker(Observer):
@@ -82,16 +82,4 @@ class MlflowTracker(Observer):
         """Artifact texts: the report, or the configuration of a run without a folder."""
         if self.folder is not None:
             return {REPORT: render(page_of(self.folder))}
-        import yaml
-
         return {"config.yaml": yaml.safe_dump(self.run_spec.experiment.plain(), sort_keys=False)}
-
-
-def model_of(run_spec: RunSpec, tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[Path], Any] | None:
-    """The function that exports the final model of a run into a folder; None if it is not to be logged, or if the
-    workload has no network. tensors: returns those of the model."""
-    from .model import save, with_network
-
-    if not run_spec.experiment.tracking.model or with_network(run_spec.workload) is None:
-        return None
-    return lambda folder: save(run_spec, tensors(), folder)

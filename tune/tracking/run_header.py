@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ...engine.records.lineage import lineage_of
 from ...engine.run_spec import RunSpec
-from .data_set import data_set
+from ...engine.storage.sha256 import sha256_of_json
+from ..run_files import read_json
 from .origin import origin
 
 
@@ -43,7 +46,7 @@ def header_of(run_spec: RunSpec, name: str, folder: Path | None, **tags: str) ->
         "level": level_of(made.workload),
         "seed": str(made.seed),
         "fedfleet.run_id": run_spec.run_id,
-        "fedfleet.version": version(),
+        "fedfleet.version": metadata.version("fedfleet"),
         "fedfleet.frozen": run_spec.frozen_text,
         **fork_tags(folder),
         **origin(run_spec.plugins),
@@ -90,8 +93,22 @@ def level_of(workload: Any) -> str:
     return ", ".join(f"{key}={value}" for key, value in spec.items() if key != "name") if isinstance(spec, dict) else ""
 
 
-def version() -> str:
-    """The version of this package."""
-    from importlib.metadata import version
+def data_set(run_spec: RunSpec, name: str, folder: Path | None) -> dict[str, str]:
+    """The arguments of MLflow's Dataset, which shows how the data are divided among the clients.
 
-    return version("fedfleet")
+    The digest depends on the settings of the workload, on the number of clients, the seed, and, if the run has a
+    folder, on which client has which rows. The data themselves are not read again.
+    """
+    made = run_spec.experiment
+    settings = made.plain()["workload"]
+    dealt = read_json(folder / "partition.json") if folder is not None else {}
+    identity = [settings, made.federation.clients, made.seed, dealt.get("sha256")]
+    sizes = {"num_rows": dealt.get("rows"), "clients": made.federation.clients, "seed": made.seed}
+    profile = {**sizes, "partition_sha256": dealt.get("sha256")}
+    return {
+        "name": name,
+        "digest": sha256_of_json(identity)[:16],
+        "source_type": "code",
+        "source": json.dumps({"tags": {"workload": settings}}),
+        "profile": json.dumps({key: value for key, value in profile.items() if value is not None}),
+    }

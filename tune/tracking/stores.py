@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ...engine.config.limits import check_folder
 from ...engine.errors import ConfigError
 from ...engine.kernels.library import cache_folder
 from ...engine.storage.secrets import redacted
@@ -56,31 +58,28 @@ def store(uri: str) -> str:
     return uri
 
 
-def load_mlflow() -> None:
-    """Import MLflow, which takes seconds, and silence its loggers."""
+def load_mlflow() -> Any:
+    """The module mlflow, whose import takes seconds, with silent loggers."""
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
-    import mlflow  # noqa: F401
+    import mlflow
 
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    return mlflow
 
 
 def open_store(uri: str, experiment: str) -> tuple[Any, str]:
     """(client of the store, id of the experiment)."""
-    from mlflow import MlflowClient
-
     check_database(uri)
     with one_at_a_time(uri):
         make_database(uri)
-        client = MlflowClient(uri)
+        client = load_mlflow().MlflowClient(uri)
         return client, experiment_id(client, experiment, uri)
 
 
 def check_database(uri: str) -> None:
     """Raise OSError for a SQLite store that cannot be opened or created. MLflow would try for minutes."""
-    from ...engine.config.limits import check_folder
-
     if not uri.startswith("sqlite"):
         return
     file = Path(uri.partition("///")[2])
@@ -115,17 +114,13 @@ def make_database(uri: str) -> None:
 
 def empty_store() -> Path:
     """The file in the cache folder for an empty store of this version of MLflow; it need not exist."""
-    from mlflow.version import VERSION
-
-    return cache_folder() / "mlflow" / f"{VERSION}.db"
+    return cache_folder() / "mlflow" / f"{load_mlflow().__version__}.db"
 
 
 def create_tables(file: Path) -> None:
     """Have MLflow create the tables of a new store."""
-    from mlflow import MlflowClient
-
     file.unlink(missing_ok=True)
-    MlflowClient(f"sqlite:///{file}").search_experiments(max_results=1)
+    load_mlflow().MlflowClient(f"sqlite:///{file}").search_experiments(max_results=1)
 
 
 def keep_empty(file: Path, empty: Path) -> None:
@@ -164,8 +159,6 @@ def one_at_a_time(uri: str) -> Iterator[None]:
     if not uri.startswith("sqlite"):
         yield
         return
-    import fcntl
-
     database = Path(uri.partition("///")[2]).resolve()
     folder = os.open(next(path for path in database.parents if path.is_dir()), os.O_RDONLY)
     try:
@@ -177,8 +170,6 @@ def one_at_a_time(uri: str) -> Iterator[None]:
 
 def experiment_id(client: Any, name: str, uri: str) -> str:
     """The id of the experiment, which is created if it is new. A local store keeps artifacts beside its database."""
-    from mlflow.exceptions import MlflowException
-
     known = client.get_experiment_by_name(name)
     if known is not None:
         if not KIND.keys() & known.tags.keys():
@@ -190,7 +181,7 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
         beside = folder.resolve().as_uri()
     try:
         return client.create_experiment(name, artifact_location=beside, tags=KIND)
-    except MlflowException:  # another process has created it
+    except load_mlflow().exceptions.MlflowException:  # another process has created it
         known = client.get_experiment_by_name(name)
         if known is None:
             raise
