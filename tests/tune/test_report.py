@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from fedfleet.engine.config.schema import experiment
-from fedfleet.tune.comparison.findings import labels_of, numeric_settings, shared_target
+from fedfleet.tune.comparison.findings import shared_target
+from fedfleet.tune.comparison.labels import labels_of, numeric_settings
 from fedfleet.tune.page.content import Axis, Chart, Marks, Page, PageSection, TableCell, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.page.svg import band

@@ -18,7 +18,10 @@ from ...engine.runs.result import Result
 from ...engine.runs.saved_files import read_rows, saved_config
 from ...engine.storage.expanded import expanded
 from ...engine.storage.plain_files import read_text
-from .findings import labels_of, runs_in, settings_of
+from ..report.statistics import spread
+from .findings import runs_in
+from .labels import labels_of, settings_of
+from .paired import compare_paired, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,8 +65,6 @@ def compare(
     import pandas as pd
 
     if paired:
-        from .paired import compare_paired, table_of
-
         return table_of(compare_paired(labelled(runs), metric))
     rows: dict[str, list[dict[str, float]]] = {}
     for label, result in labelled(runs):
@@ -75,16 +76,8 @@ def compare(
         ],
         index=pd.Index(rows, name="run"),
     )
-    deviations = [
-        np.std([each[metric] for each in group], ddof=1) if group[1:] else math.nan for group in rows.values()
-    ]
-    table.insert(2, "std", deviations)
+    table.insert(2, "std", [spread([each[metric] for each in group]).std for group in rows.values()])
     return table
-
-
-def deviation(values: list[float]) -> float:
-    """The sample standard deviation, NaN for a single value."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def labelled(runs: Iterable[Run] | Mapping[str, Run]) -> list[tuple[str, Result]]:
@@ -147,13 +140,13 @@ def measures(result: Result, metric: str, lower: bool, targets: Sequence[float])
     rounds, (values, measured) = result.rows.column("round")[0], result.rows.column(metric)
     rounds, values = rounds[measured], values[measured]
     found = {metric: float(values[-1]), "best": float(values.min() if lower else values.max())}
+    costs = {"rounds": rounds}
+    if "system/clock" in result.rows.columns:
+        costs["virtual seconds"] = result.rows.column("system/clock")[0][measured]
     for target in targets:
-        reached = rounds[values <= target if lower else values >= target]
-        found[f"rounds to {target:g}"] = float(reached[0]) if len(reached) else math.nan
-        if "system/clock" in result.rows.columns:
-            clock = result.rows.column("system/clock")[0][measured]
-            at = np.flatnonzero(values <= target if lower else values >= target)
-            found[f"virtual seconds to {target:g}"] = float(clock[at[0]]) if len(at) else math.nan
+        reached = np.flatnonzero(values <= target if lower else values >= target)
+        for name, cost in costs.items():
+            found[f"{name} to {target:g}"] = float(cost[reached[0]]) if len(reached) else math.nan
     for name, column in (("MB up", "comm/bytes_up"), ("MB down", "comm/bytes_down")):
         found[name] = float(result.rows.column(column)[0].sum()) / 1e6
     found["seconds"] = result.seconds

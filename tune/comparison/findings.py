@@ -1,4 +1,4 @@
-"""Comparison of runs. Runs that differ only in the seed form one line, labelled by the settings that set it apart."""
+"""The findings of runs, for `fedfleet compare`: its text and its page are those of a report."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ...engine.config.differences import FREE_KEYS, flatten
-from ...engine.config.schema import Federation
 from ...engine.errors import ConfigError
-from ...engine.records.lineage import lineage_of
 from ..output_paths import check_page
 from ..report.files import text, write_page
 from ..report.findings import Findings, MeasuredRun, measured
 from ..report.tables import tables
 from ..run_files import column_names, read_config, why_unfinished
-from ..study.cells import WITHOUT_EFFECT
 from ..study.folder import FINISHED
 from ..study.kept_results import restore
 from ..study.spec import Report
-from .part_defaults import with_defaults
+from .labels import labels_of, settings_of
 
 
 def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Sequence[float], html: Path | None) -> str:
@@ -34,7 +29,8 @@ def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Seq
     unique = {folder.resolve(): folder for path in folders for folder in runs_in(path)}
     found = findings_of(list(unique.values()), report)
     if all(run.points is None for run in found.runs):
-        known = ", ".join(metrics_of(folders[0])) or "none"
+        measured_columns = [n for n in column_names(next(iter(unique.values()))) if n.startswith(("eval/", "train/"))]
+        known = ", ".join(measured_columns) or "none"
         raise ConfigError(f"--metric: no run has a column {metric}; the first run has {known}")
     if not targets and found.virtual and (target := shared_target(found)) is not None:
         found = replace(found, report=report.model_copy(update={"targets": (target,)}))
@@ -70,17 +66,12 @@ def runs_in(path: Path) -> list[Path]:
     return below
 
 
-def metrics_of(path: Path) -> list[str]:
-    """The metrics that the first run at a path has measured."""
-    return [name for name in column_names(runs_in(path)[0]) if name.startswith(("eval/", "train/"))]
-
-
 def findings_of(folders: list[Path], report: Report) -> Findings:
-    configurations = [settings_of(read_config(folder), folder) for folder in folders]
-    labels = labels_of(configurations)
-    seeds = [seed_of(folder) for folder in folders]
+    configurations = [read_config(folder) for folder in folders]
+    seeds = [data.get("seed", 0) for data in configurations]
+    labels = labels_of([settings_of(data, folder) for data, folder in zip(configurations, folders, strict=True)])
     labels = apart(labels, seeds, folders)
-    runs = [run_of(folder, label, report) for folder, label in zip(folders, labels, strict=True)]
+    runs = [run_of(*one, report) for one in zip(folders, labels, seeds, strict=True)]
     return Findings("Comparison of runs", report, list(dict.fromkeys(labels)), [()], runs)
 
 
@@ -100,70 +91,8 @@ def apart(labels: list[str], seeds: list[int], folders: list[Path]) -> list[str]
     ]
 
 
-def seed_of(folder: Path) -> int:
-    return read_config(folder).get("seed", 0)
-
-
-def numeric_settings(data: dict[str, Any]) -> dict[str, Any]:
-    """The settings that influence a run's numbers, without the seed, by dotted key."""
-    for part in ("workload", "method"):
-        if isinstance(data.get(part), str):
-            data[part] = {"name": data[part]}
-    if isinstance(data.get("federation"), dict) and isinstance(data["federation"].get("pace"), dict):
-        data["federation"] = {**data["federation"], "pace": chosen_pace(data["federation"]["pace"])}
-    return {
-        k: v for k, v in flatten(data).items() if k not in (*FREE_KEYS, "seed") and not k.startswith(WITHOUT_EFFECT)
-    }
-
-
-def chosen_pace(pace: dict[str, Any]) -> dict[str, Any]:
-    """The keys of `federation.pace` whose values are not the defaults of its name, since paces of different names have
-    different keys."""
-    name = pace.get("name", "rounds")
-    try:
-        defaults = Federation(pace={"name": name}).pace.model_dump()  # pyright: ignore[reportArgumentType]
-    except ConfigError:  # of another version
-        return pace
-    changed = {key: value for key, value in pace.items() if value != defaults.get(key)}
-    return changed if name == "rounds" else {"name": name, **changed}
-
-
-def settings_of(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
-    """`numeric_settings` of the run in a folder, and the round from which it was forked, if it is a fork."""
-    lineage = lineage_of(folder)
-    return {**numeric_settings(data), **({"fork.round": lineage.round} if lineage else {})}
-
-
-def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
-    """A label for each run: the method's name and the values of all keys in which the runs differ.
-
-    A run that leaves an argument out is labelled by the argument's default.
-    """
-    written = {key for data in configurations for key in data}
-    configurations = with_defaults([named(data, written) for data in configurations])
-    keys = sorted({key for data in configurations for key in data})
-    differ = [key for key in keys if len({str(data.get(key)) for data in configurations}) > 1]
-    return [label_of(data, [key for key in differ if key != "method.name"]) for data in configurations]
-
-
-def named(data: dict[str, Any], keys: set[str]) -> dict[str, Any]:
-    """The settings in which parts that are given by a name alone are written like those with arguments: {"method.rule":
-    "sgd"} -> {"method.rule.name": "sgd"}, if some run has this key."""
-    return {f"{k}.name" if isinstance(v, str) and f"{k}.name" in keys else k: v for k, v in data.items()}
-
-
-def label_of(data: dict[str, Any], differ: list[str]) -> str:
-    differing = [f"{key_in_label(key)} {data[key]}" for key in differ if key in data]
-    return ", ".join([str(data.get("method.name", "method")), *differing])
-
-
-def key_in_label(key: str) -> str:
-    """A key as labels have it."""
-    return key.removeprefix("method.").replace("federation.pace.", "pace.").replace("pace.name", "pace")
-
-
-def run_of(folder: Path, label: str, report: Report) -> MeasuredRun:
+def run_of(folder: Path, label: str, seed: int, report: Report) -> MeasuredRun:
     finished = (folder / "result.json").is_file()
     status = FINISHED if finished else "not finished"
     reason = "" if finished else why_unfinished(folder) or "no result.json"
-    return measured(MeasuredRun(label, (), seed_of(folder), status, reason), folder, report)
+    return measured(MeasuredRun(label, (), seed, status, reason), folder, report)
