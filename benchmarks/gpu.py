@@ -2,7 +2,7 @@
 several workers on the card.
 
     python benchmarks/gpu.py --out build/gpu
-    python benchmarks/gpu.py --moonshot all --out build/gpu
+    python benchmarks/gpu.py --goal all --out build/gpu
 
 It runs in this process, without Ray, and needs torch, numpy, pyarrow, pydantic, PyYAML, safetensors, xxhash, click and
 rich only. The package need not be installed. It writes gpu.json and gpu.md: clients per second (the median over
@@ -44,7 +44,7 @@ PROFILED = 3
 SECONDS = 60.0
 """The time after which a measurement begins no further round."""
 LATE = 1.25
-"""A moonshot is left after so many times its target: it has missed it, and how far it came is told."""
+"""A goal is left after so many times its target: it has missed it, and how far it came is told."""
 TINY = {"clients": 4, "cohort": 2, "local": {"steps": 1, "batch": 2}}
 
 MOONSHOTS: dict[str, dict[str, Any]] = {
@@ -196,9 +196,12 @@ def child(given: str) -> None:
     print(json.dumps(measure(*json.loads(given))))
 
 
-# --- moonshots --------------------------------------------------------------------------------------------------------
-def moonshot(name: str, device: str, tiny: bool, seconds: float = SECONDS) -> dict[str, Any]:
-    """Run a moonshot; what it took, and whether that is within its target. seconds: of each measurement of a ratio."""
+# --- goals --------------------------------------------------------------------------------------------------------
+def goal(name: str, device: str, tiny: bool, seconds: float = SECONDS) -> dict[str, Any]:
+    """Run what a goal asks for: what it took, and whether that is within its target.
+
+    seconds: of each measurement of a ratio.
+    """
     from fedfleet.engine.config.schema import experiment
 
     if name == "w1-ratio":
@@ -259,9 +262,9 @@ def markdown(report: dict[str, Any]) -> str:
         kernels = f"{line['kernel_share']:.0%}" if "kernel_share" in line else ""
         peak = f"{line['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in line else ""
         lines.append(f"| {line['work']} | {line['mode']} | {line['clients_per_s']:,.1f} | {kernels} | {peak} |")
-    if report["moonshots"]:
-        lines += ["", "| moonshot | found | target | met |", "| --- | ---: | ---: | --- |"]
-    for name, found in report["moonshots"].items():
+    if report["goals"]:
+        lines += ["", "| goal | found | target | met |", "| --- | ---: | ---: | --- |"]
+    for name, found in report["goals"].items():
         value = f"{found['ratio']:.1f} x" if "ratio" in found else f"{found['seconds']:.1f} s, {found['rounds']} rounds"
         unit = "x" if "ratio" in found else "s"
         row = f"| {name}: {found['what']} | {value} | {found['target']:g} {unit} | {'yes' if found['met'] else 'no'} |"
@@ -275,7 +278,7 @@ def markdown(report: dict[str, Any]) -> str:
 @click.option("--workers", "counts", default="1,2,4", show_default=True, help="Numbers of processes on the card.")
 @click.option("--rounds", default=20, show_default=True, help="Timed rounds of each measurement.")
 @click.option("--seconds", default=SECONDS, show_default=True, help="After which a measurement begins no round.")
-@click.option("--moonshot", "shots", default="", help="w1-ratio, cifar-cnn, feddua-cifar, or all; with commas.")
+@click.option("--goal", "asked_goals", default="", help="w1-ratio, cifar-cnn, feddua-cifar, or all; with commas.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("build/gpu"), show_default=True)
 @click.option("--tiny", is_flag=True, help="Tiny federations, for a test of this script.")
 @click.option("--child", "given", hidden=True)
@@ -285,7 +288,7 @@ def main(
     counts: str,
     rounds: int,
     seconds: float,
-    shots: str,
+    asked_goals: str,
     out: Path,
     tiny: bool,
     given: str | None,
@@ -298,11 +301,11 @@ def main(
     if device != "cpu" and not torch.cuda.is_available():
         raise click.UsageError("no CUDA device is here; --device cpu --tiny tests this script on the processor")
     names = {"w1-ratio", *MOONSHOTS}
-    wanted = sorted(names) if shots == "all" else [name for name in shots.split(",") if name]
+    wanted = sorted(names) if asked_goals == "all" else [name for name in asked_goals.split(",") if name]
     chosen = [] if works == "none" else works.split(",")
     if unknown := [name for name in (*chosen, *wanted) if name not in names and name not in WORKS]:
         raise click.UsageError(f"unknown: {', '.join(unknown)}; valid: {', '.join([*WORKS, *sorted(names)])}")
-    report: dict[str, Any] = {"machine": machine(device), "tiny": tiny, "lines": [], "moonshots": {}}
+    report: dict[str, Any] = {"machine": machine(device), "tiny": tiny, "lines": [], "goals": {}}
     out.mkdir(parents=True, exist_ok=True)
     modes = [mode for mode in MODES if device != "cpu" or mode != "graphs"]
     for work in chosen:
@@ -313,7 +316,7 @@ def main(
             found = workers(work, modes[-1], device, rounds, count, tiny, seconds)
             add_line(out, report, {"work": work, "mode": f"{modes[-1]}, {count} processes", **found})
     for name in wanted:
-        report["moonshots"][name] = found = moonshot(name, device, tiny, seconds)
+        report["goals"][name] = found = goal(name, device, tiny, seconds)
         save(out, report)
         click.echo(f"{name}: {json.dumps(found)}", err=True)
     click.echo(markdown(report))

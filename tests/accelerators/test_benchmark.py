@@ -33,11 +33,11 @@ def benchmark(tmp_path: Path, *given: str) -> dict:
 
 
 @pytest.mark.long
-def test_one_work_and_a_moonshot(tmp_path):
-    report = benchmark(tmp_path, "--works", "w1", "--workers", "", "--moonshot", "cifar-cnn")
+def test_one_work_and_a_goal(tmp_path):
+    report = benchmark(tmp_path, "--works", "w1", "--workers", "", "--goal", "cifar-cnn")
     assert [line["mode"] for line in report["lines"]] == ["one at a time", "vectorised"]
-    assert report["moonshots"]["cifar-cnn"]["met"] is False
-    assert report["moonshots"]["cifar-cnn"]["rounds"] == "2 of 2"
+    assert report["goals"]["cifar-cnn"]["met"] is False
+    assert report["goals"]["cifar-cnn"]["rounds"] == "2 of 2"
     assert "these figures mean nothing" in (tmp_path / "out" / "gpu.md").read_text()
 
 
@@ -49,11 +49,11 @@ def test_a_measurement_that_takes_too_long_is_left_after_a_round(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_works_and_moonshots(tmp_path):
-    report = benchmark(tmp_path, "--workers", "2", "--moonshot", "all")
+def test_all_works_and_goals(tmp_path):
+    report = benchmark(tmp_path, "--workers", "2", "--goal", "all")
     assert {line["work"] for line in report["lines"]} == {"w1", "w2", "w3", "resnet18", "vit", "lstm"}
     assert len(report["lines"]) == 18
-    assert set(report["moonshots"]) == {"w1-ratio", "cifar-cnn", "feddua-cifar"}
+    assert set(report["goals"]) == {"w1-ratio", "cifar-cnn", "feddua-cifar"}
     shared = [line for line in report["lines"] if line["mode"].endswith("2 processes")]
     assert all(len(line["model_sha256"]) == 1 for line in shared)
 
