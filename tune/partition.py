@@ -14,6 +14,7 @@ from ..engine.records.partition_file import partition_digest
 from ..engine.run_spec import RunSpec
 from ..workloads.client_index import ClientIndex
 from .listing import columns
+from .page.svg import load_matplotlib
 
 SEVERAL = 100
 """The chart shows up to this many clients in the order of their numbers, and more sorted by their commonest class."""
@@ -126,17 +127,12 @@ def axis_label(clients: int, by_class: bool) -> str:
 def draw(summary: PartitionSummary, run_spec: RunSpec, out: Path) -> None:
     """Draw the number of rows of each client, and below it the share of each class in these rows. Of a large population
     a sample is drawn, see MOST."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     counts, clients = summary.counts, len(summary.client_index.sizes)
     order = shown(summary)
     heights = [1] if counts is None else [1, 2.6]
     size = (10, 2.4 if counts is None else 6)
-    figure, axes = plt.subplots(len(heights), 1, figsize=size, dpi=120, sharex=True, height_ratios=heights)
-    panels = [axes] if counts is None else list(axes)
+    figure = load_matplotlib().figure.Figure(figsize=size, dpi=120, layout="tight")
+    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     rows_of(panels[0], summary.client_index.sizes[order])
     panels[0].set_title(title(run_spec, summary), loc="left", fontsize=11)
     if counts is not None:
@@ -144,9 +140,7 @@ def draw(summary: PartitionSummary, run_spec: RunSpec, out: Path) -> None:
     panels[-1].set_xlabel(axis_label(clients, counts is not None))
     if clients <= FEW:
         panels[-1].set_xticks(range(clients))
-    figure.tight_layout()
     figure.savefig(out)
-    plt.close(figure)
 
 
 def rows_of(panel: Any, sizes: np.ndarray) -> None:

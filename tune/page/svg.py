@@ -37,6 +37,13 @@ MARKERS = {
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
 
+def load_matplotlib() -> Any:
+    """The module matplotlib with its modules for figures, lines and patches, whose import takes a second."""
+    import matplotlib.figure
+
+    return matplotlib
+
+
 def chart(what: Chart | HeatMap, prefix: str) -> str:
     """A chart or a map as an element. prefix: makes its ids unique in a page that has several."""
     return element(heat_map(what) if isinstance(what, HeatMap) else drawn(what), prefix)
@@ -52,12 +59,10 @@ def save(figure: Chart, path: Path) -> None:
 
 def legend(section: PageSection, prefix: str) -> str:
     """The legend of a section as an element."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
+    matplotlib = load_matplotlib()
     columns = 2 if max(map(len, section.legend)) <= 22 else 1
-    made = Figure(figsize=(SIZE[0], 0.1 + 0.26 * math.ceil(len(section.legend) / columns)))
-    lines = [Line2D([], [], **look(*shown)) for shown in section.legend.values()]
+    made = matplotlib.figure.Figure(figsize=(SIZE[0], 0.1 + 0.26 * math.ceil(len(section.legend) / columns)))
+    lines = [matplotlib.lines.Line2D([], [], **look(*shown)) for shown in section.legend.values()]
     names = list(map(plain, section.legend))
     made.legend(lines, names, loc="center left", borderaxespad=0, ncols=columns, frameon=False, fontsize=10)
     return element(made, prefix)
@@ -66,9 +71,7 @@ def legend(section: PageSection, prefix: str) -> str:
 # --- panels -----------------------------------------------------------------------------------------------------------
 def panel(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
     """A new figure of matplotlib and its axes."""
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=size, layout="constrained")
+    made = load_matplotlib().figure.Figure(figsize=size, layout="constrained")
     axes = made.add_subplot()
     axes.set_title(plain(title), fontsize=11)
     axes.grid(alpha=0.3)
@@ -78,8 +81,7 @@ def panel(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
 
 def heat_map(map: HeatMap) -> Any:
     """A map as a figure of matplotlib. Its cells are shapes, so that their numbers stay text."""
-    from matplotlib.patches import Rectangle
-
+    rectangle = load_matplotlib().patches.Rectangle
     made, axes = panel(map.title, SIZE)
     axes.grid(visible=False)
     for i, (_, cells) in enumerate(map.rows):
@@ -87,10 +89,10 @@ def heat_map(map: HeatMap) -> Any:
             shade = "black"
             if cell.share is not None:
                 shade = ink(cell.share)
-                axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color=colour(cell.share), linewidth=0))
+                axes.add_patch(rectangle((j - 0.5, i - 0.5), 1, 1, color=colour(cell.share), linewidth=0))
             axes.text(j, i, plain(cell.text), ha="center", va="center", fontsize=10, color=shade)
             if cell.best:
-                axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, fill=False, edgecolor=FRAME, linewidth=2.5))
+                axes.add_patch(rectangle((j - 0.47, i - 0.47), 0.94, 0.94, fill=False, edgecolor=FRAME, linewidth=2.5))
     scale(axes, "x", Axis(map.corner, labels=tuple(map.columns)))
     scale(axes, "y", Axis("", labels=tuple(label for label, _ in map.rows)))
     return made
@@ -178,10 +180,8 @@ def scale(axes: Any, name: str, axis: Axis) -> None:
 # --- texts ------------------------------------------------------------------------------------------------------------
 def element(made: Any, prefix: str) -> str:
     """matplotlib's figure as an element of SVG, whose only size is its view box."""
-    import matplotlib
-
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+    with load_matplotlib().rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
         made.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()[out.getvalue().index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
