@@ -12,7 +12,6 @@ import numpy as np
 
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
-from fedfleet.tune.demo import accuracies
 from fedfleet.tune.files import override
 from fedfleet.tune.page.style import COLOURS
 from fedfleet.tune.study.cells import cells
@@ -25,10 +24,11 @@ GREY = "#808080"
 
 
 def main() -> None:
-    runs: dict[str, list[list[tuple[int, float]]]] = {}
+    runs: dict[str, list[list[tuple[float, float]]]] = {}
     for cell in cells(load("demo", (f"seeds={SEEDS}",))):
-        points = accuracies(run(experiment(override(cell.data, FIXED))).rows)
-        runs.setdefault(cell.method, []).append([(number, 100 * value) for number, value in points])
+        rows = run(experiment(override(cell.data, FIXED))).rows
+        points = [(row["round"], 100 * row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
+        runs.setdefault(cell.method, []).append(points)
     draw({label: np.array(points) for label, points in runs.items()}, PATH)
     print(f"{PATH} is drawn")
 
