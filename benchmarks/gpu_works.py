@@ -10,25 +10,16 @@ torch, since a bare machine with a GPU has no torchvision.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedfleet.tune.bench.works import COLOUR, Noise
 from fedfleet.tune.bench.works import FEDERATIONS as CPU_FEDERATIONS
 from fedfleet.tune.bench.works import WORKLOADS as CPU_WORKLOADS
-from fedfleet.tune.bench.works import ColourNoise, Noise
 from fedfleet.workloads.models.recurrent import Lstm
 from fedfleet.workloads.models.transformer import Vit
 from fedfleet.workloads.workload import Model
-
-
-@dataclass(frozen=True)
-class TextNoise(Noise):
-    """Standard normal vectors in the place of 80 embedded characters."""
-
-    classes: ClassVar[int] = 79
-    shape: ClassVar[tuple[int, ...]] = (80, 64)
 
 
 @dataclass(frozen=True)
@@ -75,12 +66,15 @@ class ResNet18(Model):
         return ResNet(shape[0], classes)
 
 
+CHARACTERS = (80, 64)
+"""The shape of 80 embedded characters."""
+
 WORKLOADS = {
     **{f"gpu_{name}": CPU_WORKLOADS[name] for name in ("w1", "w2", "w3")},
-    "gpu_cnn": lambda examples=50_000: ColourNoise(Cnn(), examples=examples),
-    "gpu_resnet18": lambda examples=50_000: ColourNoise(ResNet18(), examples=examples),
-    "gpu_vit": lambda examples=10_000: ColourNoise(Vit(), examples=examples),
-    "gpu_lstm": lambda examples=10_000: TextNoise(Lstm(), examples=examples),
+    "gpu_cnn": lambda examples=50_000: Noise(Cnn(), examples=examples, shape=COLOUR),
+    "gpu_resnet18": lambda examples=50_000: Noise(ResNet18(), examples=examples, shape=COLOUR),
+    "gpu_vit": lambda examples=10_000: Noise(Vit(), examples=examples, shape=COLOUR),
+    "gpu_lstm": lambda examples=10_000: Noise(Lstm(), examples=examples, classes=79, shape=CHARACTERS),
 }
 
 FEDERATIONS = {

@@ -8,24 +8,16 @@ many_logistic  logistic regression, 650       the same clients
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fedfleet.tune.bench.works import Noise
 from fedfleet.workloads.models.convolutional import Cnn4
 from fedfleet.workloads.models.small import LeNet, Logistic, Mlp
 
-
-@dataclass(frozen=True)
-class SmallNoise(Noise):
-    """The same with images of 8 x 8."""
-
-    shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
-
+SMALL = (1, 8, 8)
+"""The shape of an image."""
 
 WORKLOADS = {
     "cnn4": lambda: Noise(Cnn4(), examples=6400),
     "many_lenet": lambda clients: Noise(LeNet(), examples=10 * clients),
-    "many_mlp": lambda clients: SmallNoise(Mlp((133,)), examples=2 * clients),
-    "many_logistic": lambda clients: SmallNoise(Logistic(), examples=2 * clients),
+    "many_mlp": lambda clients: Noise(Mlp((133,)), examples=2 * clients, shape=SMALL),
+    "many_logistic": lambda clients: Noise(Logistic(), examples=2 * clients, shape=SMALL),
 }

@@ -16,7 +16,6 @@ rows of one round.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from torch import nn
@@ -50,14 +49,13 @@ class FemnistCnn(Model):
 
 @dataclass(frozen=True)
 class Noise(Classification):
-    """Classification of standard normal images. `examples`: number of training rows."""
+    """Classification of standard normal inputs. `examples`: number of training rows."""
 
     model: Model = LeNet()
     partition: Partition = Consecutive()
     examples: int = 50_000
-
-    classes: ClassVar[int] = 10
-    shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
+    classes: int = 10  # pyright: ignore[reportIncompatibleVariableOverride]
+    shape: tuple[int, ...] = (1, 28, 28)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def load(self) -> tuple[Columns, Columns]:
         return self._draw("train", self.examples), self._draw("test", 1000)
@@ -68,52 +66,18 @@ class Noise(Classification):
         return {"input": rng.standard_normal((examples, *self.shape), dtype=np.float32), "label": label}
 
 
-@dataclass(frozen=True)
-class FemnistNoise(Noise):
-    """The same with 62 classes."""
-
-    classes: ClassVar[int] = 62
-
-
-@dataclass(frozen=True)
-class SmallNoise(Noise):
-    """The same with images of 8 x 8."""
-
-    shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
-
-
-@dataclass(frozen=True)
-class ColourNoise(Noise):
-    """The same with colour images of 32 x 32."""
-
-    shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
-
-
-@dataclass(frozen=True)
-class WordNoise(Noise):
-    """Texts of 60 vectors of width 300, in two classes."""
-
-    classes: ClassVar[int] = 2
-    shape: ClassVar[tuple[int, ...]] = (60, 300)
-
-
-@dataclass(frozen=True)
-class CharacterNoise(Noise):
-    """Texts of 80 vectors of width 256, in 79 classes."""
-
-    classes: ClassVar[int] = 79
-    shape: ClassVar[tuple[int, ...]] = (80, 256)
-
+COLOUR = (3, 32, 32)
+"""The shape of small colour images."""
 
 WORKLOADS = {
     "w1": lambda: Noise(LeNet()),
     "w2": lambda: Noise(Mlp((200, 200))),
-    "w3": lambda: FemnistNoise(FemnistCnn(), examples=20_000),
+    "w3": lambda: Noise(FemnistCnn(), examples=20_000, classes=62),
     "w4": lambda: Noise(Cnn4(), examples=7680),
-    "w5": lambda: WordNoise(Rnn(64), examples=8000),
-    "w6": lambda: ColourNoise(ResNet18(), examples=400),
-    "w7": lambda: CharacterNoise(Lstm(256), examples=1000),
-    "w8": lambda: ColourNoise(Vit(), examples=320),
+    "w5": lambda: Noise(Rnn(64), examples=8000, classes=2, shape=(60, 300)),
+    "w6": lambda: Noise(ResNet18(), examples=400, shape=COLOUR),
+    "w7": lambda: Noise(Lstm(256), examples=1000, classes=79, shape=(80, 256)),
+    "w8": lambda: Noise(Vit(), examples=320, shape=COLOUR),
 }
 
 FEDERATIONS = {

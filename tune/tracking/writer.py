@@ -86,11 +86,8 @@ class Batch:
     records: list[tuple[int, Record]]
 
 
-class Closed:
-    """Message: no further message follows."""
-
-
-Message = Batch | End | Closed
+Message = Batch | End | None
+"""None: no further message follows."""
 
 
 class Writer(ABC):
@@ -134,7 +131,7 @@ class Writer(ABC):
 
     def close(self) -> None:
         """Wait until everything is written, but not for a server that does not answer within SECONDS."""
-        self.messages.put(Closed())
+        self.messages.put(None)
         closing = time.monotonic()
         while self.thread.is_alive():
             self.thread.join(LOOK_SECONDS)
@@ -145,7 +142,7 @@ class Writer(ABC):
 
     def abandon(self) -> None:
         """End without a message; does not wait, not even for the import of the tracker's package."""
-        self.messages.put(Closed())
+        self.messages.put(None)
 
     # --- what a subclass does -----------------------------------------------------------------------------------------
     @abstractmethod
@@ -181,7 +178,7 @@ class Writer(ABC):
         try:
             self.load()
             first = self.messages.get()
-            if not isinstance(first, Closed):
+            if first is not None:
                 self.opening = time.monotonic()
                 self.open()
                 self.is_open = True
@@ -193,11 +190,11 @@ class Writer(ABC):
             self.stop()
 
     def _follow(self, first: Message) -> None:
-        """Write all messages until `Closed`."""
+        """Write all messages until None."""
         todo: list[Message] = [first]
         while True:
             self._gather(todo)
-            closed = isinstance(todo[-1], Closed)
+            closed = todo[-1] is None
             todo = merged(todo)
             try:
                 while todo:
@@ -213,7 +210,7 @@ class Writer(ABC):
     def _gather(self, todo: list[Message]) -> None:
         """Append the messages that arrive within FLUSH_SECONDS."""
         deadline = time.monotonic() + FLUSH_SECONDS
-        while not isinstance(todo[-1], Closed) and (left := deadline - time.monotonic()) > 0:
+        while todo[-1] is not None and (left := deadline - time.monotonic()) > 0:
             try:
                 todo.append(self.messages.get(timeout=left))
             except queue.Empty:
@@ -248,7 +245,7 @@ def merged(messages: list[Message]) -> list[Message]:
     made: list[Message] = []
     batches: dict[str, list[tuple[int, Record]]] = {}
     for message in messages:
-        if isinstance(message, Closed):
+        if message is None:
             continue
         if isinstance(message, End):
             made.append(message)
