@@ -134,9 +134,9 @@ def charts(columns: Columns) -> list[PageSection]:
         "sums, and without a task while the driver waited for others."
     )
     return [
-        PageSection("Learning curves", "", charts=tuple(curves)),
-        PageSection("The method's own numbers", "", charts=tuple(own)),
-        PageSection("Where the time goes", where, charts=tuple(times(columns))),
+        PageSection("Learning curves", "", charts=curves),
+        PageSection("The method's own numbers", "", charts=own),
+        PageSection("Where the time goes", where, charts=list(times(columns))),
     ]
 
 

@@ -22,6 +22,7 @@ from ..page.content import (
 )
 from ..study.folder import FINISHED, Points
 from ..study.spec import Report
+from ..units import factor, with_unit
 from .findings import Findings, MeasuredRun, Place, at_rounds, key_of, mean_at_rounds, mean_curve, name_of
 from .sensitivity import sensitivity
 from .statistics import Spread, front, spread
@@ -47,16 +48,15 @@ CLOCK = "virtual seconds"
 def charts(found: Findings) -> dict[str, PageSection]:
     """The sections that have charts, each under a short name."""
     title = found.what[:1].upper() + found.what[1:]
-    megabytes, seconds = lambda run: run.up + run.down, lambda run: run.seconds
+    traffic = list(pareto(found, "MB up and down", lambda run: run.up + run.down))
+    seconds = list(pareto(found, "seconds", lambda run: run.seconds))
     made = {
-        "map": PageSection(f"{title} by method and level", LEVELS, maps=tuple(levels_map(found))),
-        "curves": PageSection("Learning curves", CURVES, charts=tuple(curves(found))),
-        "levels": PageSection(f"{title} against the level", FINALS, charts=tuple(against(found))),
-        "published": PageSection(
-            "The published numbers beside ours", published_note(found), charts=tuple(published(found))
-        ),
-        "bytes": PageSection(f"{title} against bytes", BYTES, charts=tuple(pareto(found, "MB up and down", megabytes))),
-        "seconds": PageSection(f"{title} against seconds", SECONDS, charts=tuple(pareto(found, "seconds", seconds))),
+        "map": PageSection(f"{title} by method and level", LEVELS, maps=list(levels_map(found))),
+        "curves": PageSection("Learning curves", CURVES, charts=list(curves(found))),
+        "levels": PageSection(f"{title} against the level", FINALS, charts=list(against(found))),
+        "published": PageSection("The published numbers beside ours", note_of(found), charts=list(published(found))),
+        "bytes": PageSection(f"{title} against bytes", BYTES, charts=traffic),
+        "seconds": PageSection(f"{title} against seconds", SECONDS, charts=seconds),
         "sensitivity": sensitivity(found),
     }
     return {name: section for name, section in made.items() if section.has_content}
@@ -78,11 +78,10 @@ def levels_map(found: Findings) -> Iterator[HeatMap]:
     for method in found.methods:
         cells = []
         for place in found.places:
-            told, seeds = found.mean_and_std(method, place), len(found.at(method, place))
-            more = f"{method}, {name_of(place)}: {told}, seeds: {seeds}"
-            cells.append(
-                TableCell(found.number(means[method, place]), best[place] == method, share[method, place], more)
-            )
+            seeds = len(found.at(method, place))
+            more = f"{method}, {name_of(place)}: {found.mean_and_std(method, place)}, seeds: {seeds}"
+            value = found.number(means[method, place])
+            cells.append(TableCell(value, best[place] == method, share[method, place], more))
         rows.append((method, cells))
     yield HeatMap("", found.unit, list(map(name_of, found.places)), rows)
 
@@ -119,7 +118,7 @@ def value_axis(found: Findings) -> Axis:
 
 
 # --- the paper's numbers ----------------------------------------------------------------------------------------------
-def published_note(found: Findings) -> str:
+def note_of(found: Findings) -> str:
     note = f"Filled: ours, mean and standard deviation over seeds. Open: {found.published.source or found.paper}."
     if found.notes:
         note += " This study was changed from its file, so the numbers cannot be compared directly."
@@ -173,8 +172,8 @@ def curve(found: Findings, method: str, place: Place) -> Curve | None:
 
 def single(points: Points, report: Report, title: str) -> Chart:
     """The learning curve of one run."""
-    curve = Curve("", 0, {"round": points.rounds.tolist()}, numbers(points.values))
-    return Chart("curves", title, Axis("round", whole=True), Axis(report.metric, log=report.log), [curve])
+    curve = Curve("", 0, {"round": points.rounds.tolist()}, numbers(points.values * factor(report.metric)))
+    return Chart("curves", title, Axis("round", whole=True), Axis(with_unit(report.metric), log=report.log), [curve])
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
@@ -189,8 +188,8 @@ def pareto(found: Findings, title: str, cost: Callable[[MeasuredRun], float]) ->
             costs, values = spread([cost(run) for run in runs]), found.spread(method, place)
             where.append((costs.mean, values.mean * found.factor))
             (x, y), bars = numbers(where[-1]), numbers(np.nan_to_num([costs.std, values.std * found.factor]))
-            told = f"{found.mean_and_std(method, place)} at {costs.mean:,.4g} {title.partition(' ')[0]}"
-            series.append(Marks(method, style(found, method), [x], [y], bars[:1], bars[1:], [f"{method}\n{told}"]))
+            both = f"{found.mean_and_std(method, place)} at {costs.mean:,.4g} {title.partition(' ')[0]}"
+            series.append(Marks(method, style(found, method), [x], [y], bars[:1], bars[1:], [f"{method}\n{both}"]))
         ahead = [where[i] for i in front(where, found.better)]
         line = Marks("", NO_STYLE, numbers(p[0] for p in ahead), numbers(p[1] for p in ahead), line=True, markers=False)
         if len(where) > 1:

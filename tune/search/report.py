@@ -45,11 +45,11 @@ def page_of(plan: SearchPlan, trials: list[Trial], best: list[Trial], reported: 
     every = f"Slices: every trial that finished, against each of its values. {framed_too}"
     sections = [
         best_table(plan, best),
-        PageSection("Values by trial", trial_numbers, charts=tuple(progress(plan, trials))),
-        PageSection("Pareto front", framed, charts=tuple(pareto(plan, trials, best))),
-        PageSection("Importance", IMPORTANCE, charts=tuple(importance(plan, trials))),
-        PageSection("Sensitivity", every, charts=tuple(sensitivity(plan, trials, best))),
-        PageSection("Curves of the trials", curves_note(objectives[0]), charts=tuple(curves(plan, trials, reported))),
+        PageSection("Values by trial", trial_numbers, charts=list(progress(plan, trials))),
+        PageSection("Pareto front", framed, charts=list(pareto(plan, trials, best))),
+        PageSection("Importance", IMPORTANCE, charts=list(importance(plan, trials))),
+        PageSection("Sensitivity", every, charts=list(sensitivity(plan, trials, best))),
+        PageSection("Curves of the trials", curves_note(objectives[0]), charts=list(curves(plan, trials, reported))),
         trial_table(plan, trials, best),
         ranges(plan),
         settings(plan),
