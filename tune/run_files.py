@@ -81,6 +81,15 @@ def privacy_spent(run: Path) -> str:
     return found.removeprefix("privacy: ").removesuffix(" (spent)")
 
 
+def versions_of(run: Path) -> str:
+    """The versions of the packages that a run was made with, in one line; "" if its folder does not say them."""
+    environment = read_json(run / "environment.json")
+    packages = environment.get("packages", {})
+    known = [f"{name} {packages[name]}" for name in ("fedfleet", "torch") if name in packages]
+    python = f"Python {environment.get('python', 'of a version that is not known')}"
+    return ", ".join([*known, python]) if known else ""
+
+
 def why_unfinished(run: Path) -> str:
     """Why a run's folder has no result, from failure.json or the last such line of the log; "" if neither says it."""
     if reason := read_json(run / "failure.json").get("reason"):

@@ -14,7 +14,7 @@ from ..engine.records.lineage import lineage_of
 from ..engine.storage.atomic_write import write
 from .page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, numbers, row_of, thinned
 from .page.html import render
-from .run_files import Columns, privacy_spent, read_columns, read_config, read_json, why_unfinished
+from .run_files import Columns, privacy_spent, read_columns, read_config, read_json, versions_of, why_unfinished
 from .units import duration, factor, is_share, shown, with_unit
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
@@ -66,9 +66,8 @@ def facts(config: dict[str, Any], folder: Path, result: dict[str, Any]) -> list[
         made.append(f"run {run_id}")
     if lineage := lineage_of(folder):
         made += lineage.sentences
-    environment = read_json(folder / "environment.json")
-    if packages := environment.get("packages"):
-        made.append(f"fedfleet {packages['fedfleet']}, torch {packages['torch']}, Python {environment['python']}")
+    if versions := versions_of(folder):
+        made.append(versions)
     if result:
         made.append(f"model sha256 {str(result.get('model_sha256', ''))[:16]}…")
         made += [f"warning: {sentence}" for sentence in result.get("warnings", [])]

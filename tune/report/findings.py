@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import units
-from ..run_files import column, privacy_spent, read_json, read_table
+from ..run_files import column, privacy_spent, read_table, versions_of
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
@@ -248,11 +249,7 @@ def facts(folder: StudyFolder, cells: list[Cell]) -> Iterator[str]:
         yield f"{found[0]} {what}" if len(found) == 1 else f"{found[0]} to {found[-1]} {what}"
     seeds = len({cell.seed for cell in cells})
     yield f"{seeds} seed{'s' if seeds > 1 else ''}"
-    environment = next((e for c in cells if (e := read_json(folder.of(c) / "environment.json"))), None)
-    packages = (environment or {}).get("packages", {})
-    versions = [f"{name} {packages[name]}" for name in ("fedfleet", "torch") if name in packages]
-    if environment and versions:
-        yield ", ".join([*versions, f"Python {environment.get('python', 'of a version that is not known')}"])
+    yield from islice(filter(None, (versions_of(folder.of(cell)) for cell in cells)), 1)
 
 
 def mean_curve(runs: list[MeasuredRun]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
