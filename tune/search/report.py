@@ -80,9 +80,10 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def describe(trial: Trial, objectives: list[str]) -> str:
+def describe(plan: SearchPlan, trial: Trial) -> str:
     """A trial as the text that appears when the reader points at it."""
-    values = [f"{name} {shown(name, value)}" for name, value in zip(objectives, trial.values, strict=False)]
+    named = zip(plan.settings.objectives, trial.values, strict=False)
+    values = [f"{name} {shown(name, value)}" for name, value in named]
     params = [f"{key.removeprefix('method.')} {text_of(value)}" for key, value in trial.params.items()]
     return "\n".join([f"trial {trial.number}, {trial.status}", *values, *params])
 
@@ -99,13 +100,8 @@ def best_table(plan: SearchPlan, best: list[Trial]) -> PageSection:
 
 
 def heads(plan: SearchPlan) -> list[str]:
-    return [
-        "trial",
-        *plan.settings.objectives,
-        *(r.key.removeprefix("method.") for r in plan.ranges),
-        "rounds",
-        "status",
-    ]
+    ranged = (one.key.removeprefix("method.") for one in plan.ranges)
+    return ["trial", *plan.settings.objectives, *ranged, "rounds", "status"]
 
 
 def row(plan: SearchPlan, trial: Trial, best: tuple[int, ...]) -> list[TableCell]:
@@ -132,12 +128,8 @@ def settings(plan: SearchPlan) -> PageSection:
     """Everything that is no range, without the settings that a search does not use."""
     keys = (*(f"{r.key}." for r in plan.ranges), "engine.backend", "engine.workers")
     fixed = {key: value for key, value in flatten(plan.data).items() if not key.startswith(keys)}
-    return PageSection(
-        "Settings",
-        "Of every trial.",
-        ["key", "value"],
-        [row_of(key, redacted(str(value))) for key, value in fixed.items()],
-    )
+    rows = [row_of(key, redacted(str(value))) for key, value in fixed.items()]
+    return PageSection("Settings", "Of every trial.", ["key", "value"], rows)
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------
@@ -150,7 +142,7 @@ def progress(plan: SearchPlan, trials: list[Trial]) -> Iterator[Chart]:
     done = finished(trials)
     for at, (name, mode) in enumerate(plan.settings.objectives.items() if done else ()):
         values = [trial.values[at] * factor(name) for trial in done]
-        texts = [describe(trial, list(plan.settings.objectives)) for trial in done]
+        texts = [describe(plan, trial) for trial in done]
         x = [trial.number for trial in done]
         steps, so_far = best_so_far(x, values, max if mode == "max" else min)
         series = [
@@ -160,11 +152,9 @@ def progress(plan: SearchPlan, trials: list[Trial]) -> Iterator[Chart]:
         low = min(values) if mode == "max" else max(values)
         for status in ("pruned", "diverged", "failed"):
             if ended := [trial for trial in trials if trial.status == status]:
-                names = [describe(trial, []) for trial in ended]
-                places = [trial.number for trial in ended]
-                series.append(
-                    Marks(status, NO_STYLE, places, numbers([low] * len(ended)), texts=names, symbol=SYMBOLS[status])
-                )
+                x, texts = [trial.number for trial in ended], [describe(plan, trial) for trial in ended]
+                y = numbers([low] * len(ended))
+                series.append(Marks(status, NO_STYLE, x, y, texts=texts, symbol=SYMBOLS[status]))
         yield Chart("marks", name, Axis("trial", whole=True), Axis(with_unit(name)), series)
 
 
@@ -190,20 +180,14 @@ def pareto(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> Iterator
     for at in range(1, len(names) if done else 0):
         points = {t.number: (t.values[at] * factor(names[at]), t.values[0] * factor(names[0])) for t in done}
         front = sorted(points[trial.number] for trial in best)
-        texts = [describe(trial, names) for trial in done]
+        texts = [describe(plan, trial) for trial in done]
+        of_all, of_front = (
+            (numbers(x for x, _ in some), numbers(y for _, y in some)) for some in (points.values(), front)
+        )
         series = [
-            Marks(
-                "",
-                NO_STYLE,
-                numbers(p[0] for p in front),
-                numbers(p[1] for p in front),
-                line=len(names) == 2,
-                markers=False,
-            ),
-            Marks(
-                "trials", 0, numbers(p[0] for p in points.values()), numbers(p[1] for p in points.values()), texts=texts
-            ),
-            Marks("front", 1, numbers(p[0] for p in front), numbers(p[1] for p in front), symbol="square-open"),
+            Marks("", NO_STYLE, *of_front, line=len(names) == 2, markers=False),
+            Marks("trials", 0, *of_all, texts=texts),
+            Marks("front", 1, *of_front, symbol="square-open"),
         ]
         yield Chart("marks", "", Axis(with_unit(names[at])), Axis(with_unit(names[0])), series)
 
@@ -241,13 +225,12 @@ def slice_of(plan: SearchPlan, one: Range, at: int, name: str, done: list[Trial]
     """One objective against the values of one range. at: the objective's place in the values of a trial."""
     known = [trial for trial in done if one.key in trial.params]
     axis, place = axis_of(one)
-    texts = [describe(trial, list(plan.settings.objectives)) for trial in known]
+    texts = [describe(plan, trial) for trial in known]
     y = numbers(trial.values[at] * factor(name) for trial in known)
     series = [Marks("", 0, [place(trial.params[one.key]) for trial in known], y, texts=texts, legend=False)]
     for trial in best:
         x, top = [place(trial.params[one.key])], numbers([trial.values[at] * factor(name)])
-        text = [describe(trial, list(plan.settings.objectives))]
-        series.append(Marks("", 1, x, top, texts=text, symbol="square-open", legend=False))
+        series.append(Marks("", 1, x, top, texts=[describe(plan, trial)], symbol="square-open", legend=False))
     title = one.key.removeprefix("method.")
     if len(plan.settings.objectives) > 1:
         title = f"{name} against {title}"
