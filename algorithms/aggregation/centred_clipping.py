@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from .contract import Aggregator
-from .messages import Answer, Messages, product
+from .messages import Answer, Messages, distances_from, shortening
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,6 @@ class CentredClipping(Aggregator):
             away = distances_from(weights, gram)[:-1]
             if tau is None:
                 tau = (self.tau_relative or 1.0) * float(np.median(away))
-            s = np.minimum(1.0, np.divide(tau, away, out=np.ones_like(away), where=away > 0))
+            s = shortening(away, tau)
             weights = (1 - s.sum() / x.count) * weights + np.append(s, 0.0) / x.count
         return x.sum(weights)
-
-
-def distances_from(weights: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """(S,) the distances of the rows from their combination with these weights."""
-    products = product(gram, weights)
-    return np.sqrt(np.maximum(0.0, np.diagonal(gram) - 2 * products + float(product(weights, products))))

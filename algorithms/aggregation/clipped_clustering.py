@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .contract import Aggregator
-from .messages import Answer, Messages
+from .messages import Answer, Messages, shortening
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,7 @@ class ClippedClustering(Aggregator):
         sizes = norms[:, None] * norms[None, :]
         angles = 1 - np.divide(gram, sizes, out=np.full_like(sizes, -1.0), where=sizes > 0)
         kept = larger_of_two(angles)
-        shortened = np.minimum(1.0, np.divide(bound, norms, out=np.ones_like(norms), where=norms > 0))
-        weights = np.where(kept, x.weights * shortened, 0.0) / x.weights[kept].sum()
-        return x.sum(weights)._replace(state=torch.from_numpy(seen))
+        return x.average(kept, shortening(norms, bound))._replace(state=torch.from_numpy(seen))
 
 
 def larger_of_two(distances: np.ndarray) -> np.ndarray:

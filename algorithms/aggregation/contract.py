@@ -147,14 +147,9 @@ class Aggregator(ABC):
         """The state before round 1, for a vector of so many numbers; () for none."""
         return ()
 
-    def most_places(self, length: int) -> int:
-        """The most coordinates of a vector that it asks `Messages.at` for at once; workers keep room for them.
-        length: P."""
-        return 0
-
     @abstractmethod
     def aggregate(self, x: Messages) -> Answer:
-        """The answer, by `Messages.sum` or `Messages.by_coordinate`."""
+        """The answer, by `Messages.average`, `Messages.sum` or `Messages.by_coordinate`."""
 
     def columns(self, x: np.ndarray, f: int) -> np.ndarray:
         """(C,) float64: the answer for C coordinates, for a rule by columns. x: (S, C), each column in ascending order,
@@ -210,7 +205,7 @@ class Mean(Aggregator):
         return True
 
     def aggregate(self, x: Messages) -> Answer:
-        return x.sum(x.weights / x.weights.sum())
+        return x.average()
 
 
 class Released(NamedTuple):

@@ -53,9 +53,6 @@ class Dnc(Aggregator):
         generator = counted.numpy_generator(int(x.key), "dnc", iteration)
         return np.sort(generator.choice(x.length, self.dimension, replace=False, shuffle=False))
 
-    def most_places(self, length: int) -> int:
-        return min(length, self.iterations * self.dimension)
-
     def aggregate(self, x: Messages) -> Answer:
         drawn = [self.draw(x, iteration) for iteration in range(self.iterations)]
         places, good = np.unique(np.concatenate(drawn)), np.ones(x.count, dtype=bool)
@@ -65,7 +62,7 @@ class Dnc(Aggregator):
             outlying = squared_projections(part - part.mean(axis=0))
             kept = np.argsort(outlying, kind="stable")[: x.count - int(self.c * x.f)]
             good &= np.isin(np.arange(x.count), kept)
-        return x.sum(np.where(good, x.weights, 0.0) / x.weights[good].sum())
+        return x.average(good)
 
 
 def squared_projections(x: np.ndarray) -> np.ndarray:

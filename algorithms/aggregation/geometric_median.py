@@ -23,7 +23,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Aggregator
-from .messages import Answer, Messages, product
+from .messages import Answer, Messages, distances_from, product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,7 @@ def geometric_median(x: Messages, tol: float, iterations: int, floor: float) -> 
     least = floor * float(np.median(distances[m]))
     w, residual = alpha.copy(), np.inf
     for _ in range(iterations):
-        kw = product(about, w)
-        d = np.sqrt(np.maximum(0.0, np.diagonal(about) - 2 * kw + float(product(w, kw))))
+        d = distances_from(w, about)
         away = d > least
         beta = np.divide(alpha, d, out=np.zeros_like(alpha), where=away)
         if not away.any():

@@ -77,9 +77,7 @@ class Krum(Aggregator):
         return np.sort(np.argsort(found, kind="stable")[:keep])
 
     def aggregate(self, x: Messages) -> Answer:
-        weights = np.zeros(x.count)
-        weights[self.best(x, 1)] = 1.0
-        return x.sum(weights)
+        return x.sum(np.eye(x.count)[self.best(x, 1)[0]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +112,4 @@ class MultiKrum(Krum):
         return (rows - f if self.keep is None else self.keep) == rows
 
     def aggregate(self, x: Messages) -> Answer:
-        kept = self.best(x, x.count - x.f if self.keep is None else self.keep)
-        weights = np.zeros(x.count)
-        weights[kept] = x.weights[kept] / x.weights[kept].sum()
-        return x.sum(weights)
+        return x.average(self.best(x, x.count - x.f if self.keep is None else self.keep))

@@ -32,10 +32,7 @@ class Mda(FewerThanHalf):
         return f"mda searches up to 2^f sets, got f={f}; use multi_krum, or f <= {MOST}" if f > MOST else ""
 
     def aggregate(self, x: Messages) -> Answer:
-        kept = least_diameter(x.distances2, x.f)
-        weights = np.zeros(x.count)
-        weights[kept] = x.weights[kept] / x.weights[kept].sum()
-        return x.sum(weights)
+        return x.average(least_diameter(x.distances2, x.f))
 
 
 def least_diameter(distances2: np.ndarray, f: int) -> np.ndarray:

@@ -21,15 +21,12 @@ from torch import Tensor
 class Stored:
     """The messages of a round as they were sent: one vector of each. The engine has a subclass that reads them.
 
-    norms2: (S,) their squared norms.
+    norms2: (S,) their squared norms. has_gram: whether their inner products are read anyway, so that norms of
+    combinations may follow from them.
     """
 
     norms2: np.ndarray
-
-    @property
-    def has_gram(self) -> bool:
-        """Whether the inner products are known already."""
-        return False
+    has_gram: bool = False
 
     def gram(self) -> np.ndarray:
         """(S + E, S + E): the inner products of the messages and of the E extra vectors behind them."""
@@ -147,6 +144,14 @@ class Messages:
         """The sum of the vectors with these weights: (S,), or (S + E,) with the extra vectors behind the messages."""
         return Answer(self, weights)
 
+    def average(self, kept: np.ndarray | None = None, factors: np.ndarray | None = None) -> Answer:
+        """The mean of the vectors with the client weights. kept: the positions of those that are averaged, or (S,)
+        bool; by default all. factors: (S,), by which the vectors are multiplied first."""
+        kept = np.arange(self.count) if kept is None else kept
+        weights, own = np.zeros(self.count), self.weights[kept]
+        weights[kept] = (own if factors is None else own * factors[kept]) / own.sum()
+        return self.sum(weights)
+
     def by_coordinate(self, scale: float = 1.0) -> Answer:
         """What `Aggregator.columns` of the rule gives for each coordinate, times a number."""
         return Answer(self, None, scale)
@@ -188,6 +193,17 @@ class Answer(NamedTuple):
             own = product(matrix.T, weights[: len(matrix)])
             weights = np.append(own, weights[len(matrix) :])  # pre-aggregations leave extra vectors alone
         return weights * self.scale
+
+
+def shortening(norms: np.ndarray, bound: float) -> np.ndarray:
+    """(S,) min(1, bound / |x_i|), the factors that make no vector longer than the bound."""
+    return np.minimum(1.0, np.divide(bound, norms, out=np.ones_like(norms), where=norms > 0))
+
+
+def distances_from(weights: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """(S,) the distances of S vectors from their sum with these weights. gram: (S, S) their inner products."""
+    products = product(gram, weights)
+    return np.sqrt(np.maximum(0.0, np.diagonal(gram) - 2 * products + float(product(weights, products))))
 
 
 UNIT = 2.0**-53

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .contract import Aggregator
-from .messages import Answer, Messages
+from .messages import Answer, Messages, shortening
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class NormClipping(Aggregator):
         return self.c is not None
 
     def aggregate(self, x: Messages) -> Answer:
-        return x.sum(x.weights * factors(x.norms, self.c, self.c_relative) / x.weights.sum())
+        return x.average(factors=factors(x.norms, self.c, self.c_relative))
 
     def contribution(self, x: Tensor, y: Tensor) -> Tensor:
         assert self.c is not None
@@ -55,5 +55,4 @@ def check_bound(c: float | None, c_relative: float | None) -> None:
 
 def factors(norms: np.ndarray, c: float | None, c_relative: float | None) -> np.ndarray:
     """(S,) min(1, c / |x_i|)."""
-    bound = (c_relative or 1.0) * float(np.median(norms)) if c is None else c
-    return np.minimum(1.0, np.divide(bound, norms, out=np.ones_like(norms), where=norms > 0))
+    return shortening(norms, (c_relative or 1.0) * float(np.median(norms)) if c is None else c)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...workloads import counted
 from .contract import Aggregator
-from .messages import Answer, Messages
+from .messages import Answer, Messages, shortening
 
 SHIFTS = 300
 """The largest number of shifts of a centre."""
@@ -54,8 +54,7 @@ class SignGuard(Aggregator):
         kept = ordinary & largest_cluster(features)
         if not kept.any():
             return x.sum(np.zeros(x.count))
-        shortened = np.minimum(1.0, np.divide(middle, norms, out=np.ones_like(norms), where=norms > 0))
-        return x.sum(np.where(kept, x.weights * shortened, 0.0) / x.weights[kept].sum())
+        return x.average(kept, shortening(norms, middle))
 
 
 def largest_cluster(features: np.ndarray) -> np.ndarray:

@@ -30,10 +30,11 @@ class Alie(CohortAttack):
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
         z = z_max(seen.total, seen.byzantine) if self.z == "max" else float(self.z)
-        return Plan(number=z if self.sign == "+" else -z, columns={"z": z})
+        return Plan((z if self.sign == "+" else -z,), columns={"z": z})
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        return columns.mean + plan.number * (half_negated(columns) if self.negated else columns.deviation)
+    def forge(self, x: Columns) -> np.ndarray:
+        (z,) = x.numbers
+        return x.mean + z * (half_negated(x) if self.negated else x.deviation)
 
 
 def z_max(rows: int, byzantine: int) -> float:
@@ -44,7 +45,6 @@ def z_max(rows: int, byzantine: int) -> float:
     return max(0.0, NormalDist().inv_cdf(p)) if p > 0 else 0.0
 
 
-def half_negated(columns: Columns) -> np.ndarray:
+def half_negated(x: Columns) -> np.ndarray:
     """(C,) the deviation, negated on the first half of the coordinates."""
-    places = columns.begin + np.arange(columns.x.shape[1])
-    return np.where(places < columns.length // 2, -columns.deviation, columns.deviation)
+    return np.where(np.arange(x.begin, x.end) < x.length // 2, -x.deviation, x.deviation)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import CohortAttack, Columns, Plan
+from .contract import CohortAttack, Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class ByzMean(CohortAttack):
 
     called: ClassVar[str] = "byz_mean"
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        e, honest, first = columns.mean - 0.5 * columns.deviation, len(columns.x), byzantine // 2
-        rest = ((honest + byzantine) * e - columns.x.sum(axis=0) - first * e) / (byzantine - first)
-        return np.stack([e] * first + [rest] * (byzantine - first))
+    def forge(self, x: Columns) -> np.ndarray:
+        e, first, others = x.mean - 0.5 * x.deviation, x.byzantine // 2, x.byzantine - x.byzantine // 2
+        rest = ((len(x.rows) + x.byzantine) * e - x.rows.sum(axis=0) - first * e) / others
+        return np.stack([e] * first + [rest] * others)

@@ -128,17 +128,27 @@ class PoisoningAttack(OwnAttack):
 
 
 class Columns(NamedTuple):
-    """A piece of the rows that the attacker knows. x: (h, C) float64. begin: the first coordinate of the piece. length:
-    P. mean, deviation: (C,) of x; the deviation has the divisor h - 1 and is 0 for one row. key: (), int64, of the
-    random numbers of the attack for this vector in this round; `draws` has random vectors of length P that can be cut.
+    """C consecutive coordinates of the messages that the attacker knows.
+
+    rows: (h, C) float64. mean, deviation: (C,) of the rows; the deviation has the divisor h - 1 and is 0 for one row.
+    byzantine: B, the messages that the attacker sends. numbers: `Plan.numbers`. begin: the first coordinate. length: P.
+    key: (), int64, of the random numbers of the attack for this vector in this round; `draws` has random vectors of
+    length P that can be cut.
     """
 
-    x: np.ndarray
-    begin: int
-    length: int
+    rows: np.ndarray
     mean: np.ndarray
     deviation: np.ndarray
+    byzantine: int
+    numbers: tuple[float, ...]
+    begin: int
+    length: int
     key: Tensor
+
+    @property
+    def end(self) -> int:
+        """The coordinate behind the last one."""
+        return self.begin + len(self.mean)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,15 +184,11 @@ class Seen(Messages):
 class Plan(NamedTuple):
     """What an attacker decides for one vector.
 
-    copies: the position of a known row that all Byzantine clients send; else None, and `forge` makes their rows.
-    number, vector: numbers for `forge`. remember: for each vector that the attack remembers its weights among the known
-    messages and the extra vectors. state: numbers for the next round. columns: for the record, named without their
-    prefix `attack/`.
+    numbers: for `forge`. remember: for each vector that the attack remembers its weights among the known messages and
+    the extra vectors. state: numbers for the next round. columns: for the record, named without their prefix `attack/`.
     """
 
-    copies: int | None = None
-    number: float = 0.0
-    vector: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
     remember: tuple[np.ndarray, ...] = ()
     state: tuple[Tensor, ...] = ()
     columns: dict[str, float] = {}  # noqa: RUF012 never written to
@@ -212,15 +218,14 @@ class CohortAttack(Attack):
         """The numbers of `Plan.state` before round 1."""
         return ()
 
-    def direction(self, columns: Columns, first: bool) -> np.ndarray:
-        """(C,): a vector whose inner products with the known rows the plan needs. first: whether nothing is remembered
-        yet."""
+    def direction(self, x: Columns) -> np.ndarray:
+        """(C,): a vector whose inner products with the known messages the plan needs."""
         raise NotImplementedError
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
         """What to send."""
         return Plan()
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
+    @abstractmethod
+    def forge(self, x: Columns) -> np.ndarray:
         """(C,): what all Byzantine clients send; or (B, C), a row for each of them."""
-        raise NotImplementedError

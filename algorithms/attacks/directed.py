@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from . import draws
-from .contract import CohortAttack, Columns, Plan
+from .contract import CohortAttack, Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class Directed(CohortAttack):
         if not self.b > 1:
             raise ValueError(f"b > 1 must hold, got b={self.b}")
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        low, high = columns.x.min(axis=0), columns.x.max(axis=0)
-        uniform = draws.uniform(columns.key, columns.begin, columns.begin + len(low)).numpy()
+    def forge(self, x: Columns) -> np.ndarray:
+        low, high = x.rows.min(axis=0), x.rows.max(axis=0)
+        uniform = draws.uniform(x.key, x.begin, x.end).numpy()
         above = np.where(high > 0, high + uniform * (self.b * high - high), high + uniform * (high / self.b - high))
         below = np.where(
             low > 0, low / self.b + uniform * (low - low / self.b), self.b * low * (1 - uniform) + uniform * low
         )
-        return np.where(columns.mean < 0, above, np.where(columns.mean > 0, below, 0.0))
+        return np.where(x.mean < 0, above, np.where(x.mean > 0, below, 0.0))

@@ -34,18 +34,11 @@ class RelativeGaussian(CohortAttack):
     called: ClassVar[str] = "gaussian"
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
-        return Plan(number=self.std * float(np.sqrt(seen.norms2.mean() / seen.length)))
+        return Plan((self.std * float(np.sqrt(seen.norms2.mean() / seen.length)),))
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        end = columns.begin + columns.x.shape[1]
-        return np.stack(
-            [
-                self.mean
-                + plan.number
-                * draws.normal(counted.key(columns.key, place), columns.length, columns.begin, end).numpy()
-                for place in range(byzantine)
-            ]
-        )
+    def forge(self, x: Columns) -> np.ndarray:
+        (std,), keys = x.numbers, [counted.key(x.key, place) for place in range(x.byzantine)]
+        return np.stack([self.mean + std * draws.normal(key, x.length, x.begin, x.end).numpy() for key in keys])
 
 
 def gaussian(

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import CohortAttack, Columns, Plan
+from .contract import CohortAttack, Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,5 +21,5 @@ class Ipm(CohortAttack):
     epsilon: float = 0.1
     called: ClassVar[str] = "ipm"
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        return -self.epsilon * columns.mean
+    def forge(self, x: Columns) -> np.ndarray:
+        return -self.epsilon * x.mean

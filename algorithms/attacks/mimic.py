@@ -30,7 +30,10 @@ class Mimic(CohortAttack):
     called: ClassVar[str] = "mimic"
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
-        return Plan(copies=min(self.client, seen.count - 1))
+        return Plan((min(self.client, seen.count - 1),))
+
+    def forge(self, x: Columns) -> np.ndarray:
+        return x.rows[int(x.numbers[0])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +51,12 @@ class MimicWithWarmUp(CohortAttack):
         """(the rounds seen, the target)."""
         return torch.zeros((), dtype=torch.int64), torch.full((), -1, dtype=torch.int64)
 
-    def direction(self, columns: Columns, first: bool) -> np.ndarray:
-        end = columns.begin + columns.x.shape[1]
-        return draws.normal(columns.key, columns.length, columns.begin, end).numpy() if first else columns.mean
+    def direction(self, x: Columns) -> np.ndarray:
+        """g, which only the first round needs."""
+        return draws.normal(x.key, x.length, x.begin, x.end).numpy()
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
-        """The rows of the Gram matrix are the known ones, m, z, and in the first round g."""
+        """The rows of the Gram matrix are the known messages, m, z and g."""
         gram = seen.gram(extra=True)
         t, target = int(state[0]) + 1, int(state[1])
         unit = np.eye(len(gram))
@@ -72,7 +75,10 @@ class MimicWithWarmUp(CohortAttack):
             place = int(found[0])
         target = int(seen.clients[place]) if t <= max(1, self.warmup - 1) else target
         kept = (torch.tensor(t), torch.tensor(target))
-        return Plan(copies=place, remember=(middle, z), state=kept, columns={"target": float(seen.clients[place])})
+        return Plan((place,), remember=(middle, z), state=kept, columns={"target": float(seen.clients[place])})
+
+    def forge(self, x: Columns) -> np.ndarray:
+        return x.rows[int(x.numbers[0])]
 
     @staticmethod
     def _outer(seen: Seen, middle: np.ndarray, along: np.ndarray) -> np.ndarray:

@@ -38,17 +38,17 @@ class MinMax(CohortAttack):
     directs: ClassVar[bool] = True
     called: ClassVar[str] = "min_max"
 
-    def direction(self, columns: Columns, first: bool) -> np.ndarray:
+    def direction(self, x: Columns) -> np.ndarray:
         """p up to its length."""
         if self.p == "std":
-            return half_negated(columns) if self.negated else columns.deviation
-        return columns.mean if self.p == "unit" else np.sign(columns.mean)
+            return half_negated(x) if self.negated else x.deviation
+        return x.mean if self.p == "unit" else np.sign(x.mean)
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
-        """number: gamma in units of the direction's length, so that p need not be scaled."""
+        """The number is gamma in units of the direction's length, so that p need not be scaled."""
         gamma = self.gamma(seen)
         length = np.sqrt(max(0.0, seen.gram(extra=True)[-1, -1])) if self.p == "unit" else 1.0
-        return Plan(number=gamma, columns={"gamma": gamma * float(length)})
+        return Plan((gamma,), columns={"gamma": gamma * float(length)})
 
     def gamma(self, seen: Seen) -> float:
         """The largest gamma, for the direction as it is."""
@@ -59,8 +59,9 @@ class MinMax(CohortAttack):
         largest = distances2(seen.gram()).max()
         return float(((b + np.sqrt(np.maximum(0.0, b * b + squared * (largest - a)))) / squared).min())
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        return columns.mean - plan.number * self.direction(columns, False)
+    def forge(self, x: Columns) -> np.ndarray:
+        (gamma,) = x.numbers
+        return x.mean - gamma * self.direction(x)
 
 
 @dataclass(frozen=True, kw_only=True)

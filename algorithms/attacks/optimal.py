@@ -41,8 +41,8 @@ class OptimalIpm(CohortAttack):
                 f"evals={self.evals}, delta={self.delta}, ratio={self.ratio}"
             )
 
-    def direction(self, columns: Columns, first: bool) -> np.ndarray:
-        return columns.mean
+    def direction(self, x: Columns) -> np.ndarray:
+        return x.mean
 
     def sent(self, seen: Seen, t: float) -> np.ndarray:
         """The weights of a(t) among the rows of the Gram matrix."""
@@ -54,10 +54,11 @@ class OptimalIpm(CohortAttack):
         t, most = search(
             lambda t: error(self.sent(seen, t)), self.evals, start=self.start, delta=self.delta, ratio=self.ratio
         )
-        return Plan(number=t, columns={"factor": t, "error": most})
+        return Plan((t,), columns={"factor": t, "error": most})
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        return -plan.number * columns.mean
+    def forge(self, x: Columns) -> np.ndarray:
+        (t,) = x.numbers
+        return -t * x.mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +68,17 @@ class OptimalAlie(OptimalIpm):
     sign: Literal["-", "+"] = "-"
     called: ClassVar[str] = "optimal_alie"
 
-    def direction(self, columns: Columns, first: bool) -> np.ndarray:
-        return columns.deviation
+    def direction(self, x: Columns) -> np.ndarray:
+        return x.deviation
 
     def sent(self, seen: Seen, t: float) -> np.ndarray:
         weights = seen.mean
         weights[-1] = t if self.sign == "+" else -t
         return weights
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        return columns.mean + (plan.number if self.sign == "+" else -plan.number) * columns.deviation
+    def forge(self, x: Columns) -> np.ndarray:
+        (t,) = x.numbers
+        return x.mean + (t if self.sign == "+" else -t) * x.deviation
 
 
 def search(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from .contract import CohortAttack, Columns, OwnAttack, Plan, PoisoningAttack, Sender
+from .contract import CohortAttack, Columns, OwnAttack, PoisoningAttack, Sender
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class SignFlipOfMean(CohortAttack):
     k: float = 1.0
     called: ClassVar[str] = "sign_flip"
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        return -self.k * columns.mean
+    def forge(self, x: Columns) -> np.ndarray:
+        return -self.k * x.mean
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,18 +25,18 @@ class SignGuardNoise(CohortAttack):
     called: ClassVar[str] = "signguard_noise"
 
     def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
-        """number: the factor of the noise; vector: the numbers of positive and of negative coordinates."""
+        """The factor of the noise, and the numbers of positive and of negative coordinates."""
         positive, _, negative = (int(count) for count in seen.signs_of_mean())
         factor = 1.0
         if self.match == "norm":
             values = shuffled(int(seen.key), seen.length, positive, negative)
             size = float(np.sqrt(np.square(values).sum()))
             factor = float(np.median(np.sqrt(seen.norms2))) / size if size > 0 else 1.0
-        return Plan(number=factor, vector=(positive, negative))
+        return Plan((factor, positive, negative))
 
-    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
-        values = shuffled(int(columns.key), columns.length, *plan.vector)
-        return plan.number * values[columns.begin : columns.begin + columns.x.shape[1]]
+    def forge(self, x: Columns) -> np.ndarray:
+        factor, positive, negative = x.numbers
+        return factor * shuffled(int(x.key), x.length, int(positive), int(negative))[x.begin : x.end]
 
 
 @lru_cache(2)

@@ -1,8 +1,8 @@
-"""The messages of a round on the disk: a row for each client, in sparse files like those of client states.
+"""The vectors of a message, on which rules of aggregation act, and the messages of a round as rows of files.
 
-A row consists of the bytes of the message's vectors, one leaf after another. The rows are temporary: no checkpoint has
-them, and the next round overwrites them. Behind the rows of the cohort are further ones, for what Byzantine clients
-send and for vectors that a rule looks at like messages.
+A row consists of the bytes of the message's vectors, one leaf after another, in sparse files like those of client
+states. The rows are temporary: no checkpoint has them, and the next round overwrites them. Behind the rows of the
+cohort are further ones, for what Byzantine clients send and for vectors that a rule looks at like messages.
 """
 
 from __future__ import annotations
@@ -10,38 +10,148 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from ...algorithms.aggregation.contract import Vectors
+from ...algorithms.contract import Message
+from ...algorithms.tree import Tree
 from ..errors import StoreFull
-from ..state.row_files import PIECES_PER_CALL, locate, make_files, paths, positions_by_file, remove_files, skip_bytes
-from .vectors import Span
+from ..state.row_files import PIECES_PER_CALL, make_files, paths, positions_by_file, remove_files, skip_bytes
+
+PARTS = ("delta", "sent", "averaged", "norm2")
+"""The fields of a message whose leaves are vectors."""
+
 
 EXTRA = 6
 """The number of rows for vectors that are no messages: the state of a rule, a trusted update, directions of an
 attack."""
 
 
+class Span(NamedTuple):
+    """Consecutive numbers of one leaf of a message."""
+
+    leaf: int
+    begin: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.begin
+
+
+class Vector(NamedTuple):
+    """One vector of a message.
+
+    name: for messages. spans: the numbers that it consists of. follows: numbers that get the weights that were found
+    for this vector, but take no part in finding them. weighted: whether the federation's client weights count. plain:
+    the leaves among these that are averaged uniformly all the same: they get what the rule decides with equal client
+    weights. statistics: running statistics, which follow too, but only into a mean, see `rule.statistics_weights`.
+    """
+
+    name: str
+    spans: tuple[Span, ...]
+    follows: tuple[Span, ...] = ()
+    weighted: bool = True
+    plain: frozenset[int] = frozenset()
+    statistics: tuple[Span, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """P."""
+        return sum(span.length for span in self.spans)
+
+
+def vector_leaves(message: Message) -> list[Tensor]:
+    """The leaves of a message that are vectors, in order: all but its facts."""
+    return [leaf for part in PARTS for leaf in pytree.tree_leaves(getattr(message, part))]
+
+
+def with_vector_leaves(message: Message, leaves: Sequence[Any]) -> Message:
+    """The message with other leaves in the place of its vectors."""
+    rest = iter(leaves)
+    changed = {part: pytree.tree_map(lambda _: next(rest), getattr(message, part)) for part in PARTS}
+    return message._replace(**changed)
+
+
+def vectors_of(message: Message, how: Vectors, buffers: int) -> list[Vector]:
+    """The vectors of a message. buffers: the number of tensors at the end of `delta` that are running statistics."""
+    found: list[Vector] = []
+    leaf = 0
+    for part in PARTS:
+        trees = pytree.tree_leaves(getattr(message, part), is_leaf=lambda node: isinstance(node, Tree))
+        for tree in trees:
+            name = part if part == "delta" else f"{part}{len(found)}"
+            if part == "delta" and isinstance(tree, Tree):
+                found += _of_displacement(tree, leaf, buffers)
+            else:
+                size = (tree.flat if isinstance(tree, Tree) else tree).numel()
+                found.append(Vector(name, (Span(leaf, 0, size),), weighted=part != "sent"))
+            leaf += 1
+    if how == "each" or not found:
+        return found
+    first = [vector for vector in found if vector.name.startswith("delta")] or found[:1]
+    name, decide, rest = "delta", first, [vector for vector in found if vector not in first]
+    if how == "joined":
+        name, decide, rest = "all", found, []
+    weighted = any(vector.weighted for vector in found)
+    plain = frozenset(span.leaf for vector in found for span in vector.spans if not vector.weighted)
+    spans, follows = (tuple(span for vector in part for span in vector.spans) for part in (decide, rest))
+    statistics = tuple(span for vector in found for span in vector.statistics)
+    return [Vector(name, spans, follows, weighted, plain if weighted else frozenset(), statistics)]
+
+
+def _of_displacement(tree: Tree, leaf: int, buffers: int) -> list[Vector]:
+    """The vectors of `delta`: one, or one for each group of a min-max problem."""
+    names, sizes = tree.layout.names, tree.layout.sizes
+    ends = np.cumsum([0, *sizes])
+    last = len(names) - buffers
+    statistics = (Span(leaf, int(ends[last]), int(ends[-1])),) if buffers else ()
+    primal: list[Span] = []
+    dual: list[Span] = []
+    for number in range(last):
+        group = dual if names[number].startswith("dual.") else primal
+        begin, end = int(ends[number]), int(ends[number + 1])
+        if group and group[-1].end == begin:
+            group[-1] = group[-1]._replace(end=end)
+        else:
+            group.append(Span(leaf, begin, end))
+    if not dual or not primal:
+        return [Vector("delta", tuple(primal or dual), statistics=statistics)]
+    return [Vector("delta", tuple(primal), statistics=statistics), Vector("delta.dual", tuple(dual))]
+
+
+def spans_of(vectors: Sequence[Vector], leaves: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
+    """For each vector the numbers of its spans, and of those that follow. leaves: of a message, flat."""
+    spans = [(*vector.spans, *vector.follows) for vector in vectors]
+    return tuple(tuple(leaves[span.leaf][span.begin : span.end].clone() for span in each) for each in spans)
+
+
+def shaped(flat: Sequence[Tensor], samples: Sequence[Tensor]) -> list[Tensor]:
+    """Flat leaves in the shapes and dtypes, and on the devices, of the samples."""
+    return [leaf.view(sample.shape).to(sample.device, sample.dtype) for leaf, sample in zip(flat, samples, strict=True)]
+
+
+def grouped(norms2: np.ndarray, single: Sequence[Vector], vectors: Sequence[Vector]) -> tuple[np.ndarray, np.ndarray]:
+    """((S, V) the squared norms of vectors that consist of the single ones; (S, V) bool: whether these are finite, and
+    those of what follows the vectors). norms2: (S, V') of the single ones."""
+    found, sound = [], []
+    for vector in vectors:
+        own, all_of_it = set(vector.spans), {*vector.spans, *vector.follows}
+        found.append(norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= own]].sum(axis=1))
+        parts = norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= all_of_it]]
+        sound.append(np.isfinite(parts).all(axis=1) & np.isfinite(found[-1]))
+    return np.stack(found, axis=1), np.stack(sound, axis=1)
+
+
+# --- rows of files ----------------------------------------------------------------------------------------------------
 def capacity(cohort: int, attacked: bool) -> int:
     """The number of rows that a round with so many clients may need."""
     return cohort * (2 if attacked else 1) + EXTRA
-
-
-class ReusedMemory:
-    """Memory that one array after another uses. New memory for each of them would cost more time than to fill it."""
-
-    def __init__(self) -> None:
-        self.bytes = np.empty(0, dtype=np.uint8)
-
-    def array(self, rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
-        """(rows, columns): an array with arbitrary content. The arrays before it are no longer valid."""
-        size = rows * columns * dtype.itemsize
-        if len(self.bytes) < size:
-            self.bytes = np.empty(size, dtype=np.uint8)
-        return self.bytes[:size].view(dtype).reshape(rows, columns)
 
 
 class MessageRows:
@@ -55,7 +165,7 @@ class MessageRows:
         self.offsets = [0, *np.cumsum(sizes).tolist()]
         self.width = self.offsets[-1]
         self.files = [os.open(path, os.O_RDWR) for path in paths(folder)]
-        self.matrix, self.row = ReusedMemory(), ReusedMemory()  # of what was read last
+        self.memory: dict[str, np.ndarray] = {}  # of the matrix, and of the row, that was read last
 
     def __del__(self) -> None:
         for file in getattr(self, "files", []):
@@ -67,6 +177,14 @@ class MessageRows:
         for place, row in enumerate(rows):
             self.transfer(os.pwritev, row, 0, [column[place] for column in columns])
 
+    def _reused(self, name: str, rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
+        """(rows, columns): an array with arbitrary content, in the memory of the last one of this name, which is no
+        longer valid. New memory for each of them would cost more time than to fill it."""
+        size = rows * columns * dtype.itemsize
+        if name not in self.memory or len(self.memory[name]) < size:
+            self.memory[name] = np.empty(size, dtype=np.uint8)
+        return self.memory[name][:size].view(dtype).reshape(rows, columns)
+
     @staticmethod
     def _bytes(leaf: Tensor, dtype: torch.dtype, count: int) -> np.ndarray:
         stored = leaf.detach().to("cpu", dtype).contiguous()
@@ -74,14 +192,14 @@ class MessageRows:
 
     def read(self, rows: Sequence[int] | np.ndarray, span: Span) -> np.ndarray:
         """(c, n): the numbers of a span in c rows, in the leaf's dtype. They are valid until the next call."""
-        found = self.matrix.array(len(rows), span.length, self.numpy_dtypes[span.leaf])
+        found = self._reused("matrix", len(rows), span.length, self.numpy_dtypes[span.leaf])
         for target, row in zip(found, rows, strict=True):
             self._read_row(target, int(row), span)
         return found
 
     def read_double(self, rows: Sequence[int] | np.ndarray, span: Span) -> np.ndarray:
         """(c, n) float64: the same numbers, valid until the next call."""
-        found = self.matrix.array(len(rows), span.length, np.dtype(np.float64))
+        found = self._reused("matrix", len(rows), span.length, np.dtype(np.float64))
         for target, row in zip(found, self.each_row(rows, span), strict=True):
             target[:] = row
         return found
@@ -89,7 +207,7 @@ class MessageRows:
     def each_row(self, rows: Sequence[int] | np.ndarray, span: Span) -> Iterator[np.ndarray]:
         """(n,): the numbers of a span in one row after another, in the leaf's dtype. All rows come to lie in the same
         memory, which therefore stays in the processor's cache."""
-        found = self.row.array(1, span.length, self.numpy_dtypes[span.leaf])[0]
+        found = self._reused("row", 1, span.length, self.numpy_dtypes[span.leaf])[0]
         for row in rows:
             self._read_row(found, int(row), span)
             yield found
@@ -110,7 +228,7 @@ class MessageRows:
 
     def transfer(self, call: Any, row: int, offset: int, memory: Sequence[np.ndarray]) -> None:
         """Read or write a part of a row. call: os.preadv or os.pwritev. offset: in the row, in bytes."""
-        number, position = locate(row)
+        position, number = divmod(row, len(self.files))  # as `row_files.locate` says
         left, begin = memory, position * self.width + offset
         while left:
             pieces = left[:PIECES_PER_CALL]

@@ -1,16 +1,16 @@
-"""The passes over the rows of a round's messages: what workers compute of them, and how the driver asks for it.
+"""What workers compute of the rows of a round's messages, and the tasks in which they do it.
 
-A pass consists of tasks, each of which goes through some pieces of the vectors. What a worker computes of a piece is a
-function of this module, such as `gram`; its arguments for one vector are given by `partial`. The result of a task
-depends only on the rows and the pieces, and the pieces follow from the configuration. Parts of a Gram matrix are added
-in the order of a tree over the tasks. So the bits do not depend on the number of workers.
+A pass over the rows consists of tasks, each of which goes through some pieces of the vectors. What a worker computes of
+a piece is a function of this module, such as `gram`; its arguments for one vector are given by `partial`. The result of
+a task depends only on the rows and the pieces, and the pieces follow from the configuration, so that the bits do not
+depend on the number of workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +18,58 @@ import torch
 from torch import Tensor
 
 from ...algorithms.aggregation.contract import Stage
-from ...algorithms.aggregation.messages import Stored
-from ...algorithms.attacks.contract import Columns, Plan
-from ..errors import MethodFailed
-from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
-from .message_rows import MessageRows
-from .sorting import sort_columns
-from .vectors import Piece, Vector, in_tasks, pieces_of
+from ...algorithms.attacks.contract import Columns
+from ..reduction.tree import TaskResult
+from .message_rows import MessageRows, Span, Vector
+
+PIECE = 8192
+"""The number of coordinates in a piece of a vector. It is part of the definition of a Gram matrix: sums over other
+pieces have other last bits."""
+MOST_TASKS = 64
+"""The largest number of tasks in one pass over the rows."""
+SORTED_AT_ONCE = 4096
+"""Columns that are sorted together, so that their rows stay in the second-level cache."""
+
+
+class Piece(NamedTuple):
+    """Up to PIECE consecutive numbers of a vector. vector: its number. first: their first place in the vector.
+    follows: whether they only follow the vector. plain, statistic: whether they are in `Vector.plain` or `statistics`.
+    """
+
+    vector: int
+    span: Span
+    first: int
+    follows: bool = False
+    plain: bool = False
+    statistic: bool = False
+
+
+def pieces_of(vectors: Sequence[Vector], also_following: bool) -> list[Piece]:
+    """All pieces of the vectors, in order. also_following: also those that take no part in finding weights."""
+    found: list[Piece] = []
+    for number, vector in enumerate(vectors):
+        groups = (vector.spans, vector.follows, vector.statistics) if also_following else (vector.spans,)
+        for group, spans in enumerate(groups):
+            first = 0
+            for span in spans:
+                for begin in range(span.begin, span.end, PIECE):
+                    part = Span(span.leaf, begin, min(begin + PIECE, span.end))
+                    plain, statistic = span.leaf in vector.plain, group == 2
+                    found.append(Piece(number, part, first, group > 0, plain, statistic))
+                    first += part.length
+    return found
+
+
+def in_tasks(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
+    """The pieces of each task: consecutive ones, of about the same number of coordinates in each task."""
+    if not pieces:
+        return []
+    ends = np.cumsum([piece.span.length for piece in pieces])
+    share = max(PIECE, -(-int(ends[-1]) // MOST_TASKS))
+    tasks = (ends - 1) // share
+    cuts = [0, *(np.flatnonzero(np.diff(tasks)) + 1).tolist(), len(pieces)]
+    return [tuple(pieces[begin:end]) for begin, end in pairwise(cuts)]
+
 
 Work = Callable[[MessageRows, Stage, Piece], np.ndarray]
 """What a worker computes of one piece of a vector."""
@@ -178,33 +223,34 @@ def signs(
     return np.stack([(x > 0).sum(axis=1), (x == 0).sum(axis=1), (x < 0).sum(axis=1)], axis=1).astype(np.float64)
 
 
+# --- what workers write of an attack ----------------------------------------------------------------------------------
 def direction(
-    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, length: int, key: Tensor,
-    first: bool,
+    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, byzantine: int, length: int,
+    key: Tensor,
 ) -> np.ndarray:  # fmt: skip
     """Write the direction of the attack, and return its squared norm, (1,)."""
-    return written(files, piece, to, stage.attack.direction(known(files, piece, rows, length, key), first))
+    return written(files, piece, to, stage.attack.direction(known(files, piece, rows, byzantine, length, key)))
 
 
 def forged(
-    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, length: int, key: Tensor,
-    plan: Plan,
+    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, byzantine: int, length: int,
+    key: Tensor, numbers: tuple[float, ...],
 ) -> np.ndarray:  # fmt: skip
-    """Write what Byzantine clients send by a plan of the attack, and return the squared norms, (1,) if all of them send
-    the same, else (B,)."""
-    x = known(files, piece, rows, length, key)
-    return written(
-        files, piece, to, x.x[plan.copies] if plan.copies is not None else stage.attack.forge(x, plan, len(to))
-    )
+    """Write what Byzantine clients send, and return the squared norms, (1,) if all of them send the same, else (B,).
+    numbers: of the attack's plan."""
+    return written(files, piece, to, stage.attack.forge(known(files, piece, rows, byzantine, length, key, numbers)))
 
 
-def known(files: MessageRows, piece: Piece, rows: np.ndarray, length: int, key: Tensor) -> Columns:
-    """A piece of the rows that the attacker knows. length: P. key: of its random numbers for this vector."""
+def known(
+    files: MessageRows, piece: Piece, rows: np.ndarray, byzantine: int, length: int, key: Tensor,
+    numbers: tuple[float, ...] = (),
+) -> Columns:  # fmt: skip
+    """A piece of the rows that the attacker knows; see `Columns`."""
     x = files.read_double(rows, piece.span)
     mean = np.add.reduce(x, axis=0) / len(x)
     squares = np.add.reduce(np.square(x - mean), axis=0)
     deviation = np.sqrt(squares / (len(x) - 1)) if len(x) > 1 else np.zeros_like(mean)
-    return Columns(x, piece.first, length, mean, deviation, key)
+    return Columns(x, mean, deviation, byzantine, numbers, piece.first, length, key)
 
 
 def written(files: MessageRows, piece: Piece, to: np.ndarray, vectors: np.ndarray) -> np.ndarray:
@@ -216,110 +262,38 @@ def written(files: MessageRows, piece: Piece, to: np.ndarray, vectors: np.ndarra
     return np.square(stored).sum(axis=1)
 
 
-# --- how the driver asks for it ---------------------------------------------------------------------------------------
-RunPass = Callable[[Sequence[PassTask]], Iterable[TaskResult]]
-"""Has the workers run the tasks of a pass, and returns their results in any order."""
+# --- columns in ascending order ---------------------------------------------------------------------------------------
+@lru_cache(16)
+def network(count: int) -> tuple[tuple[int, int], ...]:
+    """The comparisons (i, j), i < j, that sort `count` values: Batcher's odd-even merge sort (Knuth, volume 3, 5.2.2,
+    algorithm M). Each is one minimum and one maximum over all columns at once, which is much faster than to sort each
+    column."""
+    found = []
+    levels = max(count - 1, 0).bit_length()
+    p = 1 << levels >> 1
+    while p > 0:
+        q, r, d = 1 << levels >> 1, 0, p
+        while True:
+            found += [(i, i + d) for i in range(count - d) if i & p == r]
+            if q == p:
+                break
+            d, q, r = q - p, q >> 1, p
+        p >>= 1
+    return tuple(found)
 
 
-class Passes:
-    """Some rows of one round's messages, for each vector of a list. What is read of them is read by the workers."""
-
-    def __init__(self, run_pass: RunPass, vectors: Sequence[Vector], rows: Sequence[np.ndarray], round: int) -> None:
-        """rows: of each vector, (S,), in the files."""
-        self.run_pass, self.vectors, self.rows, self.round = run_pass, vectors, rows, round
-        self.known_grams: dict[int, np.ndarray] | None = None
-
-    def tasks(
-        self, what: str, work: Mapping[int, Work], pieces: Iterable[Piece] | None = None, adds: bool = False
-    ) -> list[PassTask]:
-        """pieces: those to go through, of vectors that have work; None for all that decide."""
-        pieces = pieces_of(self.vectors, False) if pieces is None else pieces
-        parts = in_tasks([piece for piece in pieces if piece.vector in work])
-        return [PassTask(index, what, part, work, self.round, adds) for index, part in enumerate(parts)]
-
-    def results(self, tasks: Sequence[PassTask]) -> list[tuple[Piece, np.ndarray]]:
-        """The results of all pieces of a pass, in their order."""
-        found = {result.index: [np.array(part) for part in result.leaves or []] for result in self.run_pass(tasks)}
-        return [item for task in tasks for item in zip(task.pieces, found[task.index], strict=True)]
-
-    def grams(self) -> dict[int, np.ndarray]:
-        """number of a vector -> its Gram matrix. The first call has all of them computed."""
-        if self.known_grams is None:
-            self.known_grams = self._grams()
-        return self.known_grams
-
-    def _grams(self) -> dict[int, np.ndarray]:
-        """From the parts of the tasks, in the order of a tree over the tasks."""
-        work = {number: partial(gram, rows=rows) for number, rows in enumerate(self.rows)}
-        tasks = self.tasks("Gram matrix", work, adds=True)
-        members: dict[int, list[int]] = {}
-        for task in tasks:
-            for number in task.numbers:
-                members.setdefault(number, []).append(task.index)
-        reducers = {
-            number: TreeReducer[np.ndarray](TreeShape([1] * len(indices)), np.add)
-            for number, indices in members.items()
-        }
-        for result in self.run_pass(tasks):
-            for number, part in zip(tasks[result.index].numbers, result.leaves or [], strict=True):
-                reducers[number].put(TreeNode(0, members[number].index(result.index)), np.array(part))
-        return {number: reducer.total() for number, reducer in reducers.items()}
-
-    def at(self, what: str, number: int, work: Work, places: np.ndarray) -> list[np.ndarray]:
-        """What a pass gives for those pieces of a vector that have one of these coordinates, in order."""
-        pieces = [piece for piece in pieces_of(self.vectors, False) if len(in_piece(places, piece))]
-        return [part for _, part in self.results(self.tasks(what, {number: work}, pieces))]
-
-    def answers(self, what: str, work: Mapping[int, Work], flat: list[np.ndarray] | None) -> dict[int, np.ndarray]:
-        """Compute answers, in the form of `compared`. Returns for each vector |F - mean|^2 and |mean|^2, (2,). flat:
-        the leaves into which the answers are written, or None."""
-        tasks = self.tasks(what, work, None if flat is None else pieces_of(self.vectors, True))
-        apart: dict[int, dict[int, np.ndarray]] = {}
-        for result in self.run_pass(tasks):
-            for piece, part in zip(tasks[result.index].pieces, result.leaves or [], strict=True):
-                if flat is not None:
-                    flat[piece.span.leaf][piece.span.begin : piece.span.end] = part[:-2]
-                sums = apart.setdefault(piece.vector, {}).setdefault(result.index, np.zeros(2))
-                sums += part[-2:]
-        return {number: sum((by[i] for i in sorted(by)), np.zeros(2)) for number, by in apart.items()}
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StoredRows(Stored):
-    """Messages that lie in rows of files. passes: the rows of all vectors. number: of the vector. extra: the number of
-    rows behind those of the messages that are shown. most_places: the most coordinates that results have room for."""
-
-    passes: Passes
-    number: int
-    extra: int = 0
-    most_places: int = 0
-
-    @property
-    def rows(self) -> np.ndarray:
-        """(S,): the rows of the messages."""
-        return self.passes.rows[self.number][: len(self.norms2)]
-
-    @property
-    def has_gram(self) -> bool:
-        return self.passes.known_grams is not None
-
-    def gram(self) -> np.ndarray:
-        shown = len(self.norms2) + self.extra
-        return self.passes.grams()[self.number][:shown, :shown]
-
-    def of_rows(self, matrix: np.ndarray | None) -> np.ndarray | None:
-        """(S', n): the weights of `rows` in combinations of the messages, or None for the rows themselves."""
-        return matrix
-
-    def values(self, places: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
-        if len(places) > self.most_places:
-            raise MethodFailed(
-                f"round {self.passes.round}: a part of the stage looks at {len(places):,} coordinates at once, got "
-                f"most_places={self.most_places:,}; have Aggregator.most_places return as many"
-            )
-        work = partial(values, rows=self.rows, matrix=self.of_rows(matrix), places=places)
-        return np.concatenate(self.passes.at("values", self.number, work, places), axis=1)
-
-    def signs(self, places: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
-        work = partial(signs, rows=self.rows, matrix=self.of_rows(matrix), places=places)
-        return np.sum(self.passes.at("signs", self.number, work, places), axis=0)
+def sort_columns(x: np.ndarray) -> np.ndarray:
+    """(S, C): the columns of x, each in ascending order. -0 becomes 0. x has no NaN; it may be overwritten."""
+    x += 0.0
+    for begin in range(0, x.shape[1], SORTED_AT_ONCE):
+        part = x[:, begin : begin + SORTED_AT_ONCE]
+        rows = [row.copy() for row in part]
+        spare = np.empty(part.shape[1], dtype=x.dtype)
+        for i, j in network(len(rows)):
+            low, high = rows[i], rows[j]
+            np.minimum(low, high, out=spare)
+            np.maximum(low, high, out=high)
+            rows[i], spare = spare, low
+        for target, row in zip(part, rows, strict=True):
+            target[:] = row
+    return x

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ...algorithms.aggregation.contract import Aggregator, Mean, in_proportion
+from ...algorithms.attacks.contract import Attack, OwnAttack, PoisoningAttack
 from ..cohorts.sampling import cohort_sizes, draws_somebody
 from ..config.schema import Federation
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
-from .message_rows import EXTRA, capacity
-from .vectors import vector_leaves
+from .message_rows import EXTRA, capacity, vector_leaves
 
 
 def collects(run_spec: RunSpec) -> bool:
@@ -19,6 +19,18 @@ def collects(run_spec: RunSpec) -> bool:
     messages of other clients too."""
     rule, attack = planned_rule(run_spec), run_spec.stage.attack
     return bool(rule.before) or not rule.adds or (attack is not None and attack.collects)
+
+
+def leaves_messages_alone(run_spec: RunSpec, folder: str) -> bool:
+    """Whether messages are added up as they are. folder: of the rows, "" where no messages are collected, also where
+    the steps of a run that collects them are only measured."""
+    rule = planned_rule(run_spec)
+    return not folder and (isinstance(rule, Mean) or not rule.adds) and not sends(run_spec.stage.attack)
+
+
+def sends(attack: Attack | None) -> bool:
+    """Whether Byzantine clients change their own messages."""
+    return isinstance(attack, OwnAttack) and (not isinstance(attack, PoisoningAttack) or attack.sends)
 
 
 def planned_rule(run_spec: RunSpec) -> Aggregator:
@@ -63,20 +75,21 @@ def row_files(run_spec: RunSpec) -> tuple[int, int]:
     return capacity(largest_cohort(run_spec), run_spec.stage.attack is not None), max(widths)
 
 
-def extra_row(run_spec: RunSpec) -> int:
-    """The row of the vector that a rule sees beside the messages; see `Rows`."""
-    return capacity(largest_cohort(run_spec), run_spec.stage.attack is not None) - EXTRA
+def further_rows(run_spec: RunSpec) -> tuple[int, int]:
+    """(the first row for what Byzantine clients send, the row of the vector that a rule sees beside the messages); the
+    vectors that an attack looks at lie behind the latter."""
+    largest = largest_cohort(run_spec)
+    return largest, capacity(largest, run_spec.stage.attack is not None) - EXTRA
 
 
-def number_of_faults(run_spec: RunSpec, rows: int, drawn: int, known: int) -> int:
+def number_of_faults(run_spec: RunSpec, rule: Aggregator, rows: int, drawn: int, known: int) -> int:
     """f of the run's rule for so many rows. drawn: the number of clients in the round, more than `rows` where some were
     dropped. known: how many of the rows are Byzantine."""
-    faults = planned_rule(run_spec).faults
-    if faults == "known":
+    if rule.faults == "known":
         return known
-    if faults == "expected":
+    if rule.faults == "expected":
         return -(-rows * int(run_spec.byzantine.sum()) // len(run_spec.byzantine))
-    return in_proportion(int(faults), drawn, run_spec.experiment.federation.cohort)
+    return in_proportion(int(rule.faults), drawn, run_spec.experiment.federation.cohort)
 
 
 def check_stage(run_spec: RunSpec) -> None:

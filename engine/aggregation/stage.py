@@ -19,30 +19,29 @@ from ...algorithms.aggregation.contract import Mean
 from ...algorithms.aggregation.messages import Messages, Stored
 from ...algorithms.attacks.contract import CohortAttack
 from ...algorithms.contract import Message, Round
-from ...workloads import counted
 from ..cohorts.tasks import TrainingTask
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..reduction.round_totals import RoundTotals
 from ..run_spec import RunSpec
 from ..state.folders import message_folder
-from .attacking import Forgery
-from .collected import Cohort, Collected, Spans, StageState
-from .defence import Aggregated, Defence, is_pairwise
-from .message_rows import EXTRA, MessageRows, capacity
-from .passes import RunPass
-from .planning import collects, extra_row, largest_cohort, planned_rule
-from .vectors import (
-    PIECE,
+from .attack import apply_attack
+from .message_rows import (
+    EXTRA,
     Span,
     Vector,
-    grouped,
+    capacity,
     shaped,
     spans_of,
     vector_leaves,
     vectors_of,
     with_vector_leaves,
 )
+from .passes import PIECE
+from .planning import collects, further_rows, largest_cohort, planned_rule
+from .round_messages import RoundMessages, RunPass
+from .rule import Aggregated, StageState, apply_rule, is_pairwise
+from .staged import StagedMessages
 
 GRAMS = 8
 """Matrices of S x S numbers that the driver has at the same time: inner products, distances, combinations, bounds of
@@ -57,10 +56,9 @@ class StageRunner:
         self.run_spec, self.run_pass = run_spec, run_pass
         self.stage, self.rule = run_spec.stage, planned_rule(run_spec)
         self.collects = collects(run_spec)
-        self.seed = run_spec.experiment.seed
         self.removed = np.array(run_spec.experiment.federation.without, dtype=np.int64)
-        self.opened: dict[bool, MessageRows] = {}
-        self.extra_row = extra_row(run_spec)
+        self.staged: dict[bool, StagedMessages] = {}  # by warm_start
+        self.forged_row, self.extra_row = further_rows(run_spec)
 
     def check_memory(self, free: int | None) -> None:
         """Raise ConfigError if a rule cannot look at the messages of the largest round in memory. free: the bytes that
@@ -76,21 +74,14 @@ class StageRunner:
                 "sign_vote"
             )
 
-    def vectors(self, message: Message) -> list[Vector]:
-        """The vectors that the rule acts on."""
-        return vectors_of(message, self.rule.vectors, len(self.run_spec.buffers))
-
-    def single_vectors(self, message: Message) -> list[Vector]:
-        """The vectors that an attack acts on, each by itself."""
-        return vectors_of(message, "each", len(self.run_spec.buffers))
-
     def init(self, state_spec: StateSpec) -> StageState:
         """The state before round 1, and before a warm start."""
         message = state_spec.message
         noise = () if self.stage.noise is None else self.stage.noise.init(message)
         if not self.collects:
             return StageState(noise=noise)
-        vectors, single = self.vectors(message), self.single_vectors(message)
+        buffers = len(self.run_spec.buffers)
+        vectors, single = (vectors_of(message, how, buffers) for how in (self.rule.vectors, "each"))
         zeros = [torch.zeros(leaf.numel(), dtype=leaf.dtype) for leaf in vector_leaves(message)]
         last = spans_of(vectors, zeros) if self.rule.extra == "last" else ()
         attack: tuple[Any, ...] = ()
@@ -128,17 +119,27 @@ class StageRunner:
     ) -> Aggregated:  # fmt: skip
         """The message that takes the place of the mean. sampled, weights: (S,), the cohort and its client weights."""
         began = time.perf_counter()
-        leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
         byzantine = self.byzantine(round.number, sampled)
-        cohort = Cohort.of(sampled, weights, byzantine, totals)
+        messages = RoundMessages.of(
+            totals.clients,
+            sampled,
+            weights,
+            byzantine,
+            staged=self._staged(state_spec, round.number == 0),
+            run_pass=self.run_pass,
+            number=round.number,
+            forged_row=self.forged_row,
+            extra_row=self.extra_row,
+        )
+        leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
         told = {} if self.stage.attack is None else {"robust/byzantine": float(byzantine.sum())}
         if not self.collects:
-            found = self._from_sums(state_spec, state, round, leaves, cohort, totals.facts)
+            found = self._from_sums(state_spec, state, round, leaves, messages, totals.facts)
             return found._replace(columns={**told, **found.columns})
-        if not len(cohort.clients):
+        if not len(messages.clients):
             return Aggregated(self._nothing(state_spec, leaves), state, told)
         facts = state_spec.facts_only().mean(leaves, round.cohort, totals.facts["weight"]).facts
-        found = self._from_rows(state_spec, state, round.number, cohort)
+        found = self._from_rows(state, messages)
         columns = {**told, **found.columns, "time/aggregate": time.perf_counter() - began}
         return found._replace(mean=found.mean._replace(facts=facts), columns=columns)
 
@@ -148,8 +149,9 @@ class StageRunner:
         facts = state_spec.facts_only().mean(leaves, 1, 1).facts
         return with_vector_leaves(state_spec.message, zeros)._replace(facts=facts)
 
+    # --- where messages are added up ----------------------------------------------------------------------------------
     def _from_sums(
-        self, state_spec: StateSpec, state: StageState, round: Round, leaves: list[Tensor], cohort: Cohort,
+        self, state_spec: StateSpec, state: StageState, round: Round, leaves: list[Tensor], messages: RoundMessages,
         facts: Mapping[str, float],
     ) -> Aggregated:  # fmt: skip
         """From the float64 sums that the workers made. facts: of the round, with "weight", the sum of the client
@@ -165,13 +167,11 @@ class StageRunner:
         if isinstance(self.rule, Mean):
             return Aggregated(mean, state, {})
         flat = [leaf.reshape(-1) for leaf in vector_leaves(pytree.tree_unflatten(leaves, state_spec.message_spec))]
-        vectors = self.vectors(state_spec.message)
-        norms2, sound = grouped(cohort.norms2, self.single_vectors(state_spec.message), vectors)
+        vectors, (norms2, sound) = messages.staged.vectors, messages.norms2_of_rule()
         for number, vector in enumerate(vectors):
             those = sound[:, number]
-            stored, key = Stored(norms2=norms2[those, number]), counted.key(self.seed, "aggregate", round.number)
-            own = cohort.weights[those] if vector.weighted else np.ones(int(those.sum()))
-            x = Messages(stored=stored, length=vector.length, round=round.number, key=key, weights=own)
+            own = messages.weights[those] if vector.weighted else np.ones(int(those.sum()))
+            x = Messages(stored=Stored(norms2=norms2[those, number]), **messages.about(vector), weights=own)
             added = facts["weight"] if vector.weighted and those.all() else float(own.sum())
             for spans in filter(None, (vector.spans, vector.follows, vector.statistics)):
                 self._answer_from_sums(flat, vector, spans, x, added)
@@ -197,28 +197,21 @@ class StageRunner:
         for span, weighted, uniform in zip(spans, own, plain, strict=True):
             flat[span.leaf][span.begin : span.end] = uniform if span.leaf in vector.plain else weighted
 
-    def _from_rows(self, state_spec: StateSpec, state: StageState, number: int, cohort: Cohort) -> Aggregated:
-        """From the messages that the workers have written to rows. number: of the round."""
-        files = self.files(state_spec, number == 0)
-        collected = Collected(self.run_spec, self.run_pass, files, state_spec.message, number, cohort)
-        rule = self.rule.scaled(cohort.drawn, collected.full_cohort)
-        if state.last:
-            self._write_last(files, self.vectors(state_spec.message), state.last)
+    # --- where messages are collected ---------------------------------------------------------------------------------
+    def _from_rows(self, state: StageState, messages: RoundMessages) -> Aggregated:
+        """From the messages that the workers have written to rows."""
         attack, told = self.stage.attack, dict[str, float]()
-        if isinstance(attack, CohortAttack) and cohort.byzantine.any():
-            collected, kept, told = Forgery(collected, attack, rule, state).run()
-            state = state._replace(attack=kept)
-        found = Defence(collected, rule, state).run()
+        rule = self.rule.scaled(messages.drawn, messages.full_cohort)
+        for vector, last in zip(messages.staged.vectors if state.last else [], state.last, strict=True):
+            messages.write(self.extra_row, (*vector.spans, *vector.follows), last)
+        if isinstance(attack, CohortAttack) and messages.byzantine.any():
+            messages, state, told = apply_attack(messages, attack, rule, state)
+        found = apply_rule(messages, rule, state)
         return found._replace(columns={**found.columns, **told})
 
-    def _write_last(self, files: MessageRows, vectors: Sequence[Vector], last: Sequence[Spans]) -> None:
-        """Write the rule's answer of the round before to the extra row. last: for each vector."""
-        for vector, parts in zip(vectors, last, strict=True):
-            files.write_spans(self.extra_row, (*vector.spans, *vector.follows), parts)
-
-    def files(self, state_spec: StateSpec, warm_start: bool) -> MessageRows:
-        """The files of messages, opened by the driver."""
-        if warm_start not in self.opened:
-            folder = str(message_folder(self.run_spec))
-            self.opened[warm_start] = MessageRows(folder, vector_leaves(state_spec.message))
-        return self.opened[warm_start]
+    def _staged(self, state_spec: StateSpec, warm_start: bool) -> StagedMessages:
+        """The messages as the driver handles them."""
+        if warm_start not in self.staged:
+            folder = str(message_folder(self.run_spec)) if self.collects else ""
+            self.staged[warm_start] = StagedMessages(self.run_spec, state_spec.message, folder)
+        return self.staged[warm_start]

@@ -1,9 +1,13 @@
-"""What a worker does with the messages of clients before they are added up: it writes them to rows, or changes them."""
+"""The messages of a run as one process handles them: what a worker does with them before they are added up.
+
+A worker writes them to rows, or changes them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,44 +15,41 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...algorithms.aggregation.contract import Mean
-from ...algorithms.attacks.contract import Attack, OwnAttack, PoisoningAttack, Sender
+from ...algorithms.attacks.contract import Sender
 from ...algorithms.contract import Message
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex
 from ..cohorts.sampling import sample_cohort
 from ..errors import ConfigError
 from ..run_spec import RunSpec
-from .message_rows import MessageRows
-from .planning import planned_rule
-from .vectors import Span, vector_leaves, vectors_of
-
-
-def leaves_messages_alone(run_spec: RunSpec, folder: str) -> bool:
-    """Whether messages are added up as they are. folder: of the rows, "" where no messages are collected, also where
-    the steps of a run that collects them are only measured."""
-    rule = planned_rule(run_spec)
-    return not folder and (isinstance(rule, Mean) or not rule.adds) and not sends(run_spec.stage.attack)
-
-
-def sends(attack: Attack | None) -> bool:
-    """Whether Byzantine clients change their own messages."""
-    return isinstance(attack, OwnAttack) and (not isinstance(attack, PoisoningAttack) or attack.sends)
-
+from .message_rows import MessageRows, Span, Vector, vector_leaves, vectors_of
+from .planning import planned_rule, sends
 
 Leaves = Sequence[Tensor]
 
 
 class StagedMessages:
-    """What happens to the messages of c clients, which are given by their vectors (`vector_leaves`), with the clients'
-    axis first in every leaf. files: the rows, None where messages are added up."""
+    """The messages of a run: their vectors, their rows, and what happens to those of c clients.
+
+    These are given by their vectors (`vector_leaves`), with the clients' axis first in every leaf. files: the rows,
+    None where messages are added up.
+    """
 
     def __init__(self, run_spec: RunSpec, sample: Message, folder: str) -> None:
         """sample: a decoded message. folder: of the rows, "" for none."""
-        self.run_spec, self.rule = run_spec, planned_rule(run_spec)
+        self.run_spec, self.rule, self.sample = run_spec, planned_rule(run_spec), sample
         self.parts = replace(run_spec.stage, rule=self.rule)  # of the stage, as passes call them
-        buffers = len(run_spec.buffers)
-        self.vectors, self.single = (vectors_of(sample, how, buffers) for how in (self.rule.vectors, "each"))
         self.files = MessageRows(folder, vector_leaves(sample)) if folder else None
+
+    @cached_property
+    def vectors(self) -> list[Vector]:
+        """The vectors that the rule acts on."""
+        return vectors_of(self.sample, self.rule.vectors, len(self.run_spec.buffers))
+
+    @cached_property
+    def single(self) -> list[Vector]:
+        """The vectors that an attack acts on, each by itself."""
+        return vectors_of(self.sample, "each", len(self.run_spec.buffers))
 
     def attacked(self, leaves: Leaves, clients: np.ndarray, round: int) -> Leaves:
         """The messages, those of Byzantine clients replaced by what they send of their own. clients: (c,)."""

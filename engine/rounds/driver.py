@@ -18,10 +18,9 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
-from ..aggregation.collected import StageState
-from ..aggregation.defence import Aggregated
 from ..aggregation.message_rows import make_rows
 from ..aggregation.planning import largest_cohort, row_files
+from ..aggregation.rule import Aggregated, StageState
 from ..aggregation.stage import StageRunner
 from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Server
-from ..aggregation.collected import StageState
+from ..aggregation.rule import StageState
 from ..aggregation.stage import StageRunner
 from ..config.schema import PARTS, Experiment, part_name
 from ..config.schema import experiment as validated

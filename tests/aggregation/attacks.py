@@ -20,11 +20,13 @@ def built(name: str, **arguments: Any) -> Any:
     return REGISTRY.build("ATTACKS", {"name": name, "share": 0.2, **arguments}, "attack")
 
 
-def columns(x: np.ndarray, begin: int = 0, end: int | None = None) -> Columns:
+def columns(
+    x: np.ndarray, begin: int = 0, end: int | None = None, byzantine: int = 1, numbers: tuple[float, ...] = ()
+) -> Columns:
     """A piece of the known rows."""
-    part = x[:, begin:end]
+    part, key = x[:, begin:end], counted.key(0, "attack", 1, 0)
     deviation = part.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(part.shape[1])
-    return Columns(part, begin, x.shape[1], part.mean(axis=0), deviation, counted.key(0, "attack", 1, 0))
+    return Columns(part, part.mean(axis=0), deviation, byzantine, numbers, begin, x.shape[1], key)
 
 
 def plan(
@@ -33,10 +35,8 @@ def plan(
 ) -> tuple[Plan, np.ndarray]:  # fmt: skip
     """(the plan, the known rows and the extra vectors behind them). x: (h, P), the known rows. error: of a vector (P,)
     that is sent."""
-    whole = columns(x)
     remembered = np.zeros((attack.remembers, x.shape[1])) if remembered is None else remembered
-    first = not remembered.any()
-    full = np.vstack([x, remembered, *([attack.direction(whole, first)] if attack.directs else [])])
+    full = np.vstack([x, remembered, *([attack.direction(columns(x))] if attack.directs else [])])
     asked = None if error is None else lambda weights: error(weights @ full)
     about, clients = stored(x, full, "attack", 1, 0), np.arange(len(x))
     seen = Seen(**about, weights=np.ones(len(x)), byzantine=byzantine, clients=clients, error=asked)
@@ -47,7 +47,7 @@ def sent(name: str, x: np.ndarray, byzantine: int = 1, error: Any = None, **argu
     """(P,) or (B, P): what the Byzantine clients send. x: (h, P), the known rows."""
     attack = built(name, **arguments)
     decided, _ = plan(attack, x, byzantine, error)
-    return x[decided.copies] if decided.copies is not None else attack.forge(columns(x), decided, byzantine)
+    return attack.forge(columns(x, byzantine=byzantine, numbers=decided.numbers))
 
 
 def own(name: str, x: np.ndarray, **arguments: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfleet.algorithms.aggregation.contract import Aggregator, Before
 from fedfleet.algorithms.aggregation.messages import Answer, Messages, Stored, product
-from fedfleet.engine.aggregation.sorting import sort_columns
+from fedfleet.engine.aggregation.passes import sort_columns
 from fedfleet.engine.config.registry import Registry
 from fedfleet.workloads import counted
 
@@ -26,10 +26,6 @@ class InMemory(Stored):
 
     x: np.ndarray
 
-    @property
-    def has_gram(self) -> bool:
-        return True
-
     def gram(self) -> np.ndarray:
         return product(self.x, self.x.T)
 
@@ -44,7 +40,7 @@ class InMemory(Stored):
 
 def stored(x: np.ndarray, full: np.ndarray, *purpose: Any) -> dict[str, Any]:
     """Arguments of `Messages` for the rows of x, (S, P). full: (S + E, P), with the extra vectors behind them."""
-    rows = InMemory(norms2=np.square(x).sum(1), x=full)
+    rows = InMemory(norms2=np.square(x).sum(1), has_gram=True, x=full)
     return {"stored": rows, "length": x.shape[1], "round": 1, "key": counted.key(0, *purpose)}
 
 

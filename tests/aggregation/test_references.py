@@ -11,7 +11,7 @@ import pytest
 from fedfleet.algorithms.aggregation.bucketing import buckets
 from fedfleet.algorithms.aggregation.mda import least_diameter
 from fedfleet.algorithms.aggregation.signguard import SignGuard
-from fedfleet.engine.aggregation.sorting import sort_columns
+from fedfleet.engine.aggregation.passes import sort_columns
 from tests.aggregation.rules import answer, applied, decision, messages
 from tests.reference import robust_mixing, robust_rules
 

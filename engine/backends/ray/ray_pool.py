@@ -25,10 +25,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from torch.utils import _pytree as pytree
 
-from ...aggregation.message_rows import write_rows
+from ...aggregation.message_rows import vector_leaves, write_rows
 from ...aggregation.planning import row_files
 from ...aggregation.staged import StagedMessages
-from ...aggregation.vectors import vector_leaves
 from ...cohorts.tasks import TrainingTask
 from ...errors import NoRoom, RowsLost, WorkersLost, WorkersUnfit
 from ...method_form.state_spec import StateSpec
