@@ -83,7 +83,6 @@ def name_of(path: Path) -> str:
 
 FILES = [path for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py"))]
 MODULES = {name_of(path): path for path in FILES}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 RAY = "engine.backends.ray."
 EXCEPTIONS = {module: {"ray"} for module in MODULES if module.startswith(RAY) or module == "engine.runs.detached"}
 """module -> packages of LAZY that it may import at its head. These modules are about Ray, and are imported on use."""
@@ -119,7 +118,7 @@ def targets(module: str, node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def imports(module: str) -> Iterator[Import]:
-    for node, at_head in statements(TREES[module]):
+    for node, at_head in statements(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         relative = isinstance(node, ast.ImportFrom) and node.level > 0
         where = f"{MODULES[module].relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
         for target in targets(module, node):
@@ -128,14 +127,24 @@ def imports(module: str) -> Iterator[Import]:
             yield Import(target.removeprefix("fedfleet.") if ours else root, ours, relative, at_head, where)
 
 
-FOUND = [(module, found) for module in MODULES for found in imports(module)]
-OURS = [(module, found) for module, found in FOUND if found.ours]
+Imports = list[tuple[str, Import]]
+"""Modules and what they import."""
 
 
-def test_arrows():
+@pytest.fixture(scope="module")
+def everything() -> Imports:
+    return [(module, found) for module in MODULES for found in imports(module)]
+
+
+@pytest.fixture(scope="module")
+def ours(everything: Imports) -> Imports:
+    return [(module, found) for module, found in everything if found.ours]
+
+
+def test_arrows(ours: Imports):
     wrong = [
         found.where
-        for module, found in OURS
+        for module, found in ours
         if not any(re.match(pattern, found.target) for pattern in ALLOWED[module.partition(".")[0]])
     ]
     assert not wrong, "ALLOWED has what a folder may import of the project, no more:\n" + "\n".join(wrong)
@@ -147,9 +156,9 @@ def room_of(module: str) -> str:
     return ".".join(parts[:-1]) or parts[0]
 
 
-def test_rooms_import_only_the_rooms_below():
+def test_rooms_import_only_the_rooms_below(ours: Imports):
     wrong = []
-    for module, found in OURS:
+    for module, found in ours:
         if module.startswith("engine.") and found.target.startswith("engine."):
             package = MODULES[module].name == "__init__.py"
             room = module.removeprefix("engine.") if package else room_of(module)
@@ -158,20 +167,20 @@ def test_rooms_import_only_the_rooms_below():
     assert not wrong, "a room of the engine may import those before it in ROOMS, no more:\n" + "\n".join(wrong)
 
 
-def test_own_modules_exist():
-    wrong = [found.where for _, found in OURS if found.target not in MODULES]
+def test_own_modules_exist(ours: Imports):
+    wrong = [found.where for _, found in ours if found.target not in MODULES]
     assert not wrong, "no such modules, they may have been moved:\n" + "\n".join(wrong)
 
 
-def test_own_modules_are_imported_relatively():
-    wrong = [found.where for _, found in OURS if not found.relative]
+def test_own_modules_are_imported_relatively(ours: Imports):
+    wrong = [found.where for _, found in ours if not found.relative]
     assert not wrong, "write `from .` or `from ..`, which editors and type checkers follow:\n" + "\n".join(wrong)
 
 
-def test_no_circles():
+def test_no_circles(ours: Imports):
     """Imports inside functions and for type checkers count too: who reads one module would have to read them all."""
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
-    for module, found in OURS:
+    for module, found in ours:
         graph[module] |= {found.target} - {module}
     try:
         TopologicalSorter(graph).prepare()
@@ -184,10 +193,10 @@ def room(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def test_no_circles_between_the_rooms_of_tune():
+def test_no_circles_between_the_rooms_of_tune(ours: Imports):
     """Imports inside functions count too: two rooms that need each other should be one room."""
     graph: dict[str, set[str]] = {room(module): set() for module in MODULES if module.startswith("tune.")}
-    for module, found in OURS:
+    for module, found in ours:
         if module.startswith("tune.") and found.target.startswith("tune."):
             graph[room(module)] |= {room(found.target)} - {room(module)}
     try:
@@ -207,9 +216,9 @@ def test_engine_knows_no_method():
     assert not wrong, "the engine runs any method and names none:\n" + "\n".join(wrong)
 
 
-def test_heavy_packages_are_imported_where_they_are_used():
+def test_heavy_packages_are_imported_where_they_are_used(everything: Imports):
     wrong = []
-    for module, found in FOUND:
+    for module, found in everything:
         heavy = LAZY - EXCEPTIONS.get(module, set())
         if found.at_head and not module.startswith("tune"):
             ours_too = found.target in EXCEPTIONS and module not in EXCEPTIONS
