@@ -8,8 +8,9 @@ READY := $(VENV)/.ready
 .PHONY: test test-long test-all demo docs slow chaos gpu lint clean
 
 # All tests of a file run in one process, so that its fixtures are made once. The files keep their order, see
-# tests/cluster/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
+# tests/cluster/conftest.py. There is one process more than processors, because many tests wait for Ray or a command.
+PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
 	@$(PYTEST) -m "not long and not slow and not gpu"
