@@ -26,6 +26,8 @@ from fedfleet.engine.state.row_files import locate, paths, width
 PLUGIN = str(Path(__file__).parent / "faulty.py")
 CLIENTS, COHORT, STEPS = 30, 9, 3
 ALWAYS = 1 << 30
+EVERY = {"every": 2, "keep": 3}
+"""When runs that are broken off write checkpoints."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -25,31 +24,9 @@ from fedfleet.engine.state.row_table import RowTable
 
 from ..tune.commands import COMMAND, error_in, invoke, until
 from .disks import enlarge, fill
-from .runs import Watch, checkpoint_file, interrupt, rounds_with_checkpoints, row_at, same, setting, small
+from .runs import EVERY, Watch, checkpoint_file, interrupt, rounds_with_checkpoints, row_at, same, setting, small
 
-EVERY = {"every": 2, "keep": 3}
 NEWEST, BEFORE = 5, 4
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    return run(small(tmp_path_factory.mktemp("none")))
-
-
-@pytest.fixture(scope="module")
-def broken_off(tmp_path_factory) -> Path:
-    """The folder of a run that Ctrl-C ended in round 6, with checkpoints of the rounds 2, 4 and 5."""
-    folder = tmp_path_factory.mktemp("broken") / "out"
-    with pytest.raises(Interrupted):
-        run(small(folder, checkpoint=EVERY), folder, [Watch(r5=interrupt)])
-    return folder
-
-
-@pytest.fixture
-def out(broken_off, tmp_path) -> Path:
-    """A copy of the folder, which a test may damage."""
-    shutil.copytree(broken_off, tmp_path / "out")
-    return tmp_path / "out"
 
 
 def again(broken_off: Path, **more) -> object:

@@ -34,11 +34,6 @@ EVERY = {"every": 2, "keep": 2}
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    return run(small(tmp_path_factory.mktemp("none")))
-
-
-@pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """The URL of a bucket; its credentials are in the environment."""
     moto = pytest.importorskip("moto.server", reason="needs moto[s3]")

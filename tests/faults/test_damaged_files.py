@@ -12,7 +12,7 @@ import pytest
 
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
-from fedfleet.engine.errors import ConfigError, Interrupted, NotSaved
+from fedfleet.engine.errors import ConfigError, NotSaved
 from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.state.checkpoint import checkpoints_in
 from fedfleet.engine.state.checkpoint_store import Damaged
@@ -20,29 +20,9 @@ from fedfleet.engine.storage.sha256 import sha256_of_json
 
 from ..tune.commands import error_in, invoke
 from .disks import NoDisk, fill, mounted
-from .runs import Watch, checkpoint_file, interrupt, same, small
+from .runs import EVERY, Watch, checkpoint_file, same, small
 
-EVERY = {"every": 2, "keep": 3}
 DEEP = "[" * 100_000 + "]" * 100_000
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    return run(small(tmp_path_factory.mktemp("none")))
-
-
-@pytest.fixture(scope="module")
-def broken_off(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("broken") / "out"
-    with pytest.raises(Interrupted):
-        run(small(folder, checkpoint=EVERY), folder, [Watch(r5=interrupt)])
-    return folder
-
-
-@pytest.fixture
-def out(broken_off, tmp_path) -> Path:
-    shutil.copytree(broken_off, tmp_path / "out")
-    return tmp_path / "out"
 
 
 def told(*words: str, arguments: tuple[str, ...]) -> None:

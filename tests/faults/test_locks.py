@@ -59,11 +59,6 @@ def written_out(out: Path) -> bool:
     return (out / "checkpoints" / f"round-{rounds:06d}.json").is_file()
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    return run(small(tmp_path_factory.mktemp("none")))
-
-
 @pytest.fixture
 def broken_off(tmp_path) -> Path:
     out = tmp_path / "out"

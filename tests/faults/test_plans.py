@@ -19,9 +19,8 @@ from fedfleet.engine.state.checkpoint import checkpoints_in
 from fedfleet.engine.state.checkpoint_store import Damaged
 from fedfleet.engine.storage.sha256 import sha256_of_json
 
-from .runs import Watch, checkpoint_file, interrupt, same, small
+from .runs import EVERY, Watch, checkpoint_file, interrupt, same, small
 
-EVERY = {"every": 2, "keep": 3}
 MEASURED = ExecutionPlan(5, "torch")
 
 
@@ -51,12 +50,6 @@ def broken_off(tmp_path_factory, measured) -> Path:
     with pytest.raises(Interrupted):
         run(chosen(folder), folder, [Watch(r5=interrupt)])
     return folder
-
-
-@pytest.fixture
-def out(broken_off, tmp_path) -> Path:
-    shutil.copytree(broken_off, tmp_path / "out")
-    return tmp_path / "out"
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

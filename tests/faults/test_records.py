@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
+import fedfleet
 from fedfleet.engine import Result, run
 from fedfleet.engine.api import resume, rounds
-from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs import run_directory
-from fedfleet.engine.runs.fork import fork_of
 from fedfleet.engine.runs.run_directory import RunDirectory
 from fedfleet.engine.runs.saved_files import read_rows
 from fedfleet.engine.state.checkpoint import checkpointed_rounds
@@ -83,20 +82,19 @@ def in_a_process(function: Callable[..., None], *given: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_requested_run_that_is_killed_again_and_again(tmp_path):
+def test_a_requested_run_that_is_killed_again_and_again(tmp_path, expected):
     """After rounds 2 and 5, and in the middle of its result; the record and what the search was told are complete."""
     in_a_process(killed_after, str(tmp_path), 2)
     in_a_process(killed_after, str(tmp_path), 5)
     in_a_process(killed_between_files, str(tmp_path), "model.safetensors")
     again = Requested(request(tmp_path))
     again.execute()
-    expected = run(small(tmp_path / "none"))
     same(Result.load(tmp_path / "out"), expected)
     assert [report.status for report in again.reports] == ["finished"]
     assert untimed(again.reports[0].rows) == untimed(list(expected.rows))
 
 
-def test_a_run_that_is_interrupted_again_and_again(tmp_path):
+def test_a_run_that_is_interrupted_again_and_again(tmp_path, expected):
     """Its seconds are those of all its parts."""
     parts = []
     for end in (2, 3, 5, 0):
@@ -104,7 +102,7 @@ def test_a_run_that_is_interrupted_again_and_again(tmp_path):
         part.act = lambda at, part=part, end=end: setattr(part, "asked", signal.SIGTERM if at == end else part.asked)
         part.execute()
         parts.append(untimed(read_rows(tmp_path / "out" / "rounds.parquet")))
-    result, expected = Result.load(tmp_path / "out"), run(small(tmp_path / "none"))
+    result = Result.load(tmp_path / "out")
     same(result, expected)
     assert [len(part) for part in parts] == [2, 3, 5, 6]
     assert all(part == parts[-1][: len(part)] for part in parts)
@@ -113,10 +111,7 @@ def test_a_run_that_is_interrupted_again_and_again(tmp_path):
 
 def test_the_seconds_of_a_fork_are_those_of_its_parent_and_its_own(tmp_path):
     parent = run(small(tmp_path / "none", checkpoint={"every": 2, "keep": 9}, keep_state=True), tmp_path / "parent")
-    lr = {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.05}}
-    changed = experiment({**setting(tmp_path / "none", checkpoint=EVERY), "method": lr})
-    fork_of(tmp_path / "parent", 4, changed, tmp_path / "fork")
-    fork = resume(tmp_path / "fork")
+    fork = fedfleet.fork(tmp_path / "parent", 4, "method.rule.lr=0.05", tmp_path / "fork")
     assert [row["time/seconds"] for row in fork.rows[:4]] == [row["time/seconds"] for row in parent.rows[:4]]
     assert fork.total_seconds >= fork.seconds > sum(row["time/seconds"] for row in parent.rows[:4])
 
@@ -135,7 +130,7 @@ class Gone(Exception):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("way", ["rounds", "run"])
-def test_a_forked_process_that_leaves_its_copy_of_a_run_touches_no_file(way, tmp_path):
+def test_a_forked_process_that_leaves_its_copy_of_a_run_touches_no_file(way, tmp_path, expected):
     out, before, code = tmp_path / "out", dict[str, str](), []
     made = small(tmp_path / "none", checkpoint={"every": 2})
 
@@ -162,7 +157,7 @@ def test_a_forked_process_that_leaves_its_copy_of_a_run_touches_no_file(way, tmp
         iterator = None
         os._exit(7)
     assert code == [7]
-    same(result, run(small(tmp_path / "none")))
+    same(result, expected)
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import pytest
 
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
-from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.run_directory import log_line
 from fedfleet.engine.runs.saved_files import FILES, FOLDERS
 from fedfleet.engine.storage.atomic_write import RESERVE, reserve, temporary_path, write
 from fedfleet.engine.storage.lock import DRIVER, LAUNCHER, Lock, exclusive
 
 from ..tune.commands import error_in, invoke
-from .runs import Watch, interrupt, same, small
+from .runs import Watch, same, small
 
 SECRET = "what must not be changed\n"
 
@@ -98,20 +98,6 @@ def test_lines_of_the_log_go_nowhere_else(unusual, target, tmp_path):
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def broken_off(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("broken") / "out"
-    with pytest.raises(Interrupted):
-        run(small(folder, checkpoint={"every": 2}), folder, [Watch(r5=interrupt)])
-    return folder
-
-
-@pytest.fixture
-def out(broken_off, tmp_path) -> Path:
-    shutil.copytree(broken_off, tmp_path / "out")
-    return tmp_path / "out"
-
-
 INSIDE = ["checkpoints/round-000004.json", "state/rows00.bin"]
 PLACES = [*FILES, *(f".{name}" for name in FILES), *FOLDERS, *INSIDE, RESERVE, LAUNCHER, DRIVER]
 NEEDED = {"config.yaml", "run.json"}  # a folder without these holds no run
