@@ -7,9 +7,7 @@ by small numbers; an error in a formula makes a difference of 1e-3.
 """
 
 import functools
-import os
 import re
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.contract import Deferred, RunContext
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine import Observer, Result, resume, run
+from fedfleet.engine import Result, resume, run
 from fedfleet.engine.cohorts import tasks
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
@@ -36,6 +34,7 @@ from fedfleet.workloads.workload import Model, Partition
 from tests.algorithms.driver import run as play
 from tests.algorithms.driver import tree
 from tests.algorithms.problems import Quadratic, partial
+from tests.faults.runs import Watch, interrupt
 
 torch.set_num_threads(1)
 
@@ -153,21 +152,13 @@ def test_other_tasks(method: str, monkeypatch: pytest.MonkeyPatch):
     alike(run(few(method, engine={"block": 2})), whole(method))
 
 
-class Interrupt(Observer):
-    """An observer that sends Ctrl-C after round 2."""
-
-    def record(self, record):
-        if record["round"] == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 @methods
 def test_resumed(method: str, tmp_path: Path):
     """A run of three rounds that is interrupted after two and resumed with four has the same bits. If settings follow
     from the number of rounds, it has four rounds from the beginning."""
     rounds = 4 if by_rounds(method) else 3
     with pytest.raises(Interrupted):
-        run(few(method, rounds=rounds), tmp_path / "run", [Interrupt()])
+        run(few(method, rounds=rounds), tmp_path / "run", [Watch(r2=interrupt)])
     resumed = resume(few(method), tmp_path / "run")
     assert [row["round"] for row in resumed.rows] == [1, 2, 3, 4]
     assert resumed.model_sha256 == whole(method).model_sha256

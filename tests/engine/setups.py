@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fedfleet.engine.api import Result, run
 from fedfleet.engine.config.schema import Experiment, experiment
@@ -16,6 +18,7 @@ from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.host import Host
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.row_files import RowFiles
+from fedfleet.workloads.workload import Model
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},
@@ -53,6 +56,16 @@ def quadratic(method: Any, workload: dict[str, Any], plan: dict[str, Any], **eng
             "tracking": {"uri": "none"},
         }
     )
+
+
+@dataclass(frozen=True)
+class Built(Model):
+    """The network that `make` builds, for runs in this process."""
+
+    make: Callable[[], nn.Module]
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return self.make()
 
 
 def run_and_count(made: Experiment, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, int]:

@@ -38,6 +38,7 @@ from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.problems.auc import Auc
 from fedfleet.workloads.workload import Columns, Model, Partition
 from fedfleet.workloads.wrappers.noisy import Noisy
+from tests.engine.setups import Built
 from tests.test_conformance import SETTINGS
 
 SIZES = 5, 12, 20
@@ -150,16 +151,6 @@ class Named(Model):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return MODELS[self.name]()
-
-
-@dataclass(frozen=True)
-class Given(Model):
-    """Any model, for runs in this process."""
-
-    make: Callable[[], nn.Module]
-
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return self.make()
 
 
 @dataclass(frozen=True)
@@ -322,7 +313,7 @@ def test_for_a_method_frozen_tensors_are_not_there(method):
     federation = {"clients": 3, "cohort": 2, "rounds": 2, "local": {"steps": 2, "batch": BATCH}}
     given = {"method": {"name": method, **SETTINGS.get(method, {})}, "federation": federation}
     frozen, constant = (
-        fedavg_of(Given(make), **given, engine={"dtype": "float64", "block": 1})
+        fedavg_of(Built(make), **given, engine={"dtype": "float64", "block": 1})
         for make in (without_gradient(mlp, "3"), with_constant)
     )
     a, b = (StateSpec((spec := prepare(each, "x")).method(), spec.initial_model()) for each in (frozen, constant))
@@ -383,7 +374,7 @@ def test_the_folder_of_a_run_says_what_is_frozen(tmp_path):
 
 
 def test_a_run_without_frozen_tensors_has_no_word_of_them(tmp_path):
-    run(fedavg_of(Given(mlp), checkpoint={"every": 1}, engine={"keep_state": True}), tmp_path / "run")
+    run(fedavg_of(Built(mlp), checkpoint={"every": 1}, engine={"keep_state": True}), tmp_path / "run")
     assert not (tmp_path / "run/frozen.json").exists()
     assert "frozen" not in json.loads(next((tmp_path / "run/checkpoints").glob("*.json")).read_text())
     with safe_open(tmp_path / "run/model.safetensors", "pt") as file:
@@ -404,8 +395,8 @@ def shifted(by: float) -> Callable[[], nn.Module]:
 
 
 @dataclass(frozen=True)
-class Other(Given):
-    """Another model than Given, which a configuration shows in the same way."""
+class Other(Built):
+    """Configurations show all of its networks in the same way."""
 
     def __repr__(self) -> str:
         return "model"
@@ -497,7 +488,7 @@ def test_workers_on_ray_have_the_frozen_tensors(ray_here):
 
 def test_an_initial_model_gives_the_frozen_tensors_too():
     """As when a trained model is trained further with a frozen part."""
-    first = run(fedavg_of(Given(mlp), engine={"kernels": "torch"}))
+    first = run(fedavg_of(Built(mlp), engine={"kernels": "torch"}))
     second = run(frozen_layer(engine={"kernels": "torch"}), initial_model=first.model)
     for name, value in first.model.items():
         assert torch.equal(second.model[name], value) == (name in LAYER)
@@ -523,7 +514,7 @@ def test_scales_and_shifts_of_batch_norm_may_be_frozen():
         return module
 
     results = [
-        run(fedavg_of(Given(build), engine={"kernels": "torch", "dtype": "float64", "block": block}))
+        run(fedavg_of(Built(build), engine={"kernels": "torch", "dtype": "float64", "block": block}))
         for block in (1, 2)
     ]
     for result in results:
@@ -545,7 +536,7 @@ def test_frozen_whole_numbers_stay_whole_numbers():
         def forward(self, x: Tensor) -> Tensor:
             return self.out(x.flatten(1).index_select(1, self.order))
 
-    result = run(fedavg_of(Given(Permuted)))
+    result = run(fedavg_of(Built(Permuted)))
     assert torch.equal(result.model["order"], torch.arange(35, -1, -1))
 
 
@@ -561,7 +552,7 @@ def test_members_with_other_frozen_tensors_are_not_trained_as_one():
 
 def test_a_model_without_anything_to_train_is_refused():
     with pytest.raises(ConfigError, match=r"workload: all 6 parameters are frozen .*, so there is nothing to train"):
-        prepare(fedavg_of(Given(without_gradient(mlp, "1", "3", "5"))), "x")
+        prepare(fedavg_of(Built(without_gradient(mlp, "1", "3", "5"))), "x")
 
 
 def test_chain_kernels_say_that_a_layer_is_frozen(own_kernels):
@@ -571,18 +562,18 @@ def test_chain_kernels_say_that_a_layer_is_frozen(own_kernels):
         return module
 
     with pytest.raises(ConfigError, match=r"engine.kernels: .* 1.weight is frozen"):
-        prepare(fedavg_of(Given(relu), engine={"kernels": "chain"}), "x")
+        prepare(fedavg_of(Built(relu), engine={"kernels": "chain"}), "x")
 
 
 # --- types ---------------------------------------------------------------------------------------------------------
 def test_parameters_with_more_digits_than_the_run_are_told(tmp_path):
     """The type of a run is that of its configuration."""
-    made = fedavg_of(Given(lambda: mlp().double()), engine={"kernels": "torch"})
+    made = fedavg_of(Built(lambda: mlp().double()), engine={"kernels": "torch"})
     run(made, tmp_path / "run")
     told = "rounded to engine.dtype=float32, in which the run computes: 1.weight and 5 others, in float64"
     assert told in (tmp_path / "run/run.log").read_text()
     for build in (mlp, lambda: mlp().bfloat16()):
-        rounds = run(fedavg_of(Given(build), engine={"kernels": "torch"}), tmp_path / str(id(build)))
+        rounds = run(fedavg_of(Built(build), engine={"kernels": "torch"}), tmp_path / str(id(build)))
         assert "rounded to" not in (tmp_path / str(id(build)) / "run.log").read_text()
         assert {value.dtype for value in rounds.model.values()} == {torch.float32}
 
@@ -696,7 +687,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_what_would_be_trained_in_another_way_is_told_before_round_1(what, tmp_path):
     build, told = REFUSED[what]
     with pytest.raises(ConfigError, match=f"^workload: .*{told}"):
-        run(fedavg_of(Given(build), engine={"kernels": "torch"}), tmp_path / "run")
+        run(fedavg_of(Built(build), engine={"kernels": "torch"}), tmp_path / "run")
     assert not (tmp_path / "run/rounds.parquet").exists()
 
 
@@ -705,7 +696,7 @@ def test_it_is_told_inside_other_workloads(around):
     for what in ("hook", "tuple", "spectral_norm"):
         build, told = REFUSED[what]
         with pytest.raises(ConfigError, match=told):
-            run(fedavg_of(Named("tied"), workload=around(Patches(Given(build)))))
+            run(fedavg_of(Named("tied"), workload=around(Patches(Built(build)))))
 
 
 def test_a_workload_with_its_own_losses_takes_the_output_as_it_is():
@@ -717,7 +708,7 @@ def test_a_workload_with_its_own_losses_takes_the_output_as_it_is():
             first, _ = super().logits(p, batch, key)
             return first
 
-    run(fedavg_of(Named("tied"), workload=OwnLoss(Given(lambda: Output(lambda logits: (logits, logits))))))
+    run(fedavg_of(Named("tied"), workload=OwnLoss(Built(lambda: Output(lambda logits: (logits, logits))))))
 
 
 BACKWARD = {
@@ -730,7 +721,7 @@ BACKWARD = {
 @pytest.mark.parametrize("engine", [{"block": 1}, {"block": 3}, {"block": 3, "vectorise": False}])
 def test_backward_hooks_of_modules_are_called(kind, engine, tmp_path):
     """vmap passes over them, so clients train one after the other."""
-    made = fedavg_of(Given(changed(BACKWARD[kind])), engine={"kernels": "torch", "dtype": "float64", **engine})
+    made = fedavg_of(Built(changed(BACKWARD[kind])), engine={"kernels": "torch", "dtype": "float64", **engine})
     check_equal(run(made, tmp_path / "run"), made)
     alone = "between a block and the module itself" in (tmp_path / "run/run.log").read_text()
     assert alone == (engine == {"block": 3})

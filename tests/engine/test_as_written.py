@@ -31,8 +31,9 @@ from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.problems.robust import Robust
 from fedfleet.workloads.stateless import Keyed
-from fedfleet.workloads.workload import Batch, Columns, Model, Params, Partition
+from fedfleet.workloads.workload import Batch, Columns, Params, Partition
 
+from .setups import Built
 from .test_execution_plan import played
 
 SIZES = (13, 8, 5, 11, 2, 8)
@@ -137,14 +138,6 @@ COUPLED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "frequencies": (lambda: Tokens(scale_grad_by_freq=True), r"the gradient of embedding\.weight differs"),
     "padding": (lambda: Tokens(padding_idx=2), r"the gradient of embedding\.weight differs"),
 }
-
-
-@dataclass(frozen=True)
-class Built(Model):
-    make: Callable[[], nn.Module]
-
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return self.make()
 
 
 @dataclass(frozen=True)

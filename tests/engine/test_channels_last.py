@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +31,11 @@ from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.partitions.standard import Iid
-from fedfleet.workloads.workload import Model
 
+from .setups import Built
 from .test_kernels import apart, drawn, gradients
 
 TOLERANCE = 1e-5
-
-
-@dataclass(frozen=True)
-class Built(Model):
-    """A network of images 1 x 8 x 8 and ten classes; `make` builds it."""
-
-    make: Callable[[], nn.Module]
-
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return self.make()
 
 
 def normalised(*end: nn.Module) -> Callable[[], nn.Module]:

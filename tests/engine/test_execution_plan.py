@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedfleet.engine import Observer, resume, run
+from fedfleet.engine import resume, run
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.kernels import library, operators
@@ -22,6 +22,7 @@ from fedfleet.engine.planning import autotune, execution_plan
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.storage.lock import Lock
 
+from ..faults.runs import Watch, interrupt
 from .setups import STEPS, digits
 
 
@@ -37,16 +38,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-class Log(Observer):
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def event(self, text: str) -> None:
-        self.told.append(text)
-
-
 def played(experiment, out: Path | None = None) -> tuple[Any, str]:
-    log = Log()
+    log = Watch()
     result = run(experiment, out, [log])
     return result, log.told[0]
 
@@ -118,22 +111,17 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
     monkeypatch.setattr("fedfleet.engine.runs.host.measure", chosen)
     whole = run(experiment)
 
-    class Stop(Log):
-        def record(self, record: Any) -> None:
-            if record["round"] == 2:
-                raise Interrupted(2)
-
     kept = experiment.checkpoint.model_copy(update={"every": 1})
     stopped = experiment.model_copy(update={"checkpoint": kept})
     with pytest.raises(Interrupted):
-        run(stopped, tmp_path / "run", [Stop()])
+        run(stopped, tmp_path / "run", [Watch(r2=interrupt)])
     (known,) = (cache / "paths").iterdir()
     known.write_text(json.dumps({"block": 2, "kernels": "torch"}))
-    log = Log()
+    log = Watch()
     again = resume(experiment, tmp_path / "run", [log])
     assert any("blocks of 5 clients" in text and "as the run began" in text for text in log.told)
     assert again.model_sha256 == whole.model_sha256
-    anew = Log()  # whether its bits differ depends on the processor
+    anew = Watch()  # whether its bits differ depends on the processor
     run(experiment, observers=[anew])
     assert any("blocks of 2 clients" in text for text in anew.told)
 

@@ -3,8 +3,6 @@ resuming, Ray."""
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -12,11 +10,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fedfleet.engine import Observer, resume, run
+from fedfleet.engine import resume, run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.tune.cli import main
+from tests.faults.runs import Watch, interrupt
 
 METHODS = (
     "local_sgda",
@@ -68,18 +67,10 @@ def test_alone_equals_together(method):
     assert together.metrics["eval/auc"] == pytest.approx(alone.metrics["eval/auc"], abs=1e-12)
 
 
-class Interrupt(Observer):
-    """An observer that sends Ctrl-C after round 1."""
-
-    def record(self, record):
-        if record["round"] == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 @methods
 def test_resumed(method, tmp_path):
     with pytest.raises(Interrupted):
-        run(auc(method), tmp_path / "run", [Interrupt()])
+        run(auc(method), tmp_path / "run", [Watch(r1=interrupt)])
     assert resume(auc(method), tmp_path / "run").model_sha256 == run(auc(method)).model_sha256
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedfleet.algorithms.privacy.noise import Draws
-from fedfleet.engine import Observer, resume, run
+from fedfleet.engine import resume, run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import Diverged, Interrupted
 from fedfleet.engine.run_spec import RunSpec
@@ -194,25 +194,13 @@ MECHANISMS = {
 }
 
 
-class InterruptAfter(Observer):
-    def __init__(self, number):
-        self.number = number
-
-    def record(self, record):
-        import os
-        import signal
-
-        if record["round"] == self.number:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_resumed_run_has_the_same_bits_and_costs(name, tmp_path):
     privacy, federation = MECHANISMS[name]
     chosen = private(privacy, federation, "scaffold", rounds=6)
     whole = run(chosen)
     with pytest.raises(Interrupted):
-        run(chosen, tmp_path / "run", [InterruptAfter(3)])
+        run(chosen, tmp_path / "run", [faults.Watch(r3=faults.interrupt)])
     assert "3 rounds" in (tmp_path / "run" / "run.log").read_text()
     again = resume(chosen, tmp_path / "run")
     assert again.model_sha256 == whole.model_sha256

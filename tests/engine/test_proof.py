@@ -36,25 +36,15 @@ from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.recurrent import PackedTanh
 from fedfleet.workloads.partitions.standard import Iid
-from fedfleet.workloads.workload import Batch, Chained, Model, Params, Partition
+from fedfleet.workloads.workload import Batch, Chained, Params, Partition
 
-from .setups import STEPS, digits
-from .test_execution_plan import Log
+from ..faults.runs import Watch
+from .setups import STEPS, Built, digits
 
 pytestmark = pytest.mark.usefixtures("own_kernels")
 
 TOLERANCE = 1e-5
 """Float32 sums in another order, relative to the largest weight."""
-
-
-@dataclass(frozen=True)
-class Built(Model):
-    """A network of 64 pixels and ten classes; `make` builds it."""
-
-    make: Callable[[], nn.Module]
-
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return self.make()
 
 
 def layers() -> list[nn.Module]:
@@ -193,7 +183,7 @@ WRONG = {
 @pytest.mark.usefixtures("worth")
 @pytest.mark.parametrize(("make", "functions"), WRONG.values(), ids=WRONG)
 def test_what_is_no_chain_is_trained_as_torch_trains_it_and_the_run_says_why(make, functions, tmp_path: Path):
-    workload, log = made(make, **functions), Log()
+    workload, log = made(make, **functions), Watch()
     by_torch = run(experiment(workload, kernels="torch"))
     auto = run(experiment(workload), tmp_path / "run", [log])
     assert far(auto.model, by_torch.model) < TOLERANCE
@@ -478,7 +468,6 @@ def test_batches_of_large_models_are_proven_as_they_are_computed(
 ):
     """An error of convolutions with examples in lanes alone, which the chain uses where a batch fills them. Batches of
     large models are cut."""
-    from .test_channels_last import Built
 
     def network() -> nn.Module:
         convolution = (nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten())

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import os
 import re
-import signal
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from fedfleet.engine import Observer, resume, run
+from fedfleet.engine import resume, run
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.cohorts.tasks import (
     FEWEST_TASKS,
@@ -21,6 +19,7 @@ from fedfleet.engine.cohorts.tasks import (
 from fedfleet.engine.config.schema import Federation, Local
 from fedfleet.engine.errors import Interrupted
 
+from ..faults.runs import Watch, interrupt
 from .setups import digits
 
 
@@ -104,17 +103,6 @@ def test_settings_of_sampling_that_do_not_fit(keys, message):
 SOME_ARE_EMPTY = {"clients": 4, "cohort": 1, "rounds": 8, "local": {"steps": 2, "batch": 4}, "sampling": "poisson"}
 
 
-class InterruptAfter(Observer):
-    """Sends SIGINT after a round."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def record(self, record):
-        if record["round"] == self.number:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 def with_empty_rounds(**engine):
     found = digits("scaffold", {"steps": 2, "batch": 4}, **engine)
     often = found.evaluate.model_copy(update={"every": 1})
@@ -138,7 +126,7 @@ def test_runs_with_empty_rounds_are_resumed_on_workers(tmp_path, ray_here):
     whole = run(with_empty_rounds(backend="ray", workers=2))
     assert whole.model_sha256 == run(with_empty_rounds()).model_sha256
     with pytest.raises(Interrupted):
-        run(with_empty_rounds(), tmp_path / "run", [InterruptAfter(4)])
+        run(with_empty_rounds(), tmp_path / "run", [Watch(r4=interrupt)])
     assert resume(with_empty_rounds(), tmp_path / "run").model_sha256 == whole.model_sha256
 
 

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from fedfleet.engine import run
-from fedfleet.engine.config.differences import differences
+from fedfleet.engine import resume, run
 from fedfleet.engine.config.schedules import has_schedule, resolve
 from fedfleet.engine.config.schema import experiment
-from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.errors import ConfigError, Interrupted
 
+from ..faults.runs import Watch, interrupt
 from .setups import quadratic
 
 
@@ -118,15 +118,17 @@ def test_parts_of_a_plug_in_may_have_one_too(method, equal, tmp_path):
     assert run(ours).model_sha256 == run(quadratic(equal, {"dim": 6}, PLAN)).model_sha256
 
 
-def test_more_rounds_are_a_difference_only_under_a_schedule():
+def test_more_rounds_are_a_difference_only_under_a_schedule(tmp_path):
     """An argument that is called `schedule` does not make a method depend on the number of rounds."""
 
-    def told(method):
-        one, two = ({"method": method, "federation": {"rounds": rounds}} for rounds in (3, 4))
-        return differences(one, two)
+    def prolonged(method, out):
+        with pytest.raises(Interrupted):
+            run(quadratic(method, {"dim": 6}, PLAN), out, [Watch(r1=interrupt)])
+        return resume(quadratic(method, {"dim": 6}, {**PLAN, "rounds": 4}), out)
 
-    assert told({"name": "stem", "schedule": "stem"}) == []
-    assert told({"name": "stem", "lr": {"schedule": "cosine", "start": 0.1}}) == ["federation.rounds was 3, is 4"]
+    assert len(prolonged({"name": "stem", "schedule": "stem"}, tmp_path / "own").rows) == 4
+    with pytest.raises(ConfigError, match=r"federation\.rounds was 3, is 4"):
+        prolonged({"name": "stem", "lr": {"schedule": "cosine", "start": 0.1}}, tmp_path / "ours")
 
 
 def test_a_pass_before_round_1_has_the_settings_of_round_1():

@@ -15,7 +15,7 @@ from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.fleet.planner import arrivals
 from fedfleet.engine.fleet.visits import VisitTimes
 from fedfleet.engine.runs.launch import prepare
-from tests.engine.test_sampling import InterruptAfter
+from tests.faults.runs import Watch, interrupt
 
 FLEET = {
     "devices": {"name": "lognormal", "sigma": 1.0, "jitter": 0.2},
@@ -182,7 +182,7 @@ def test_a_run_is_resumed_to_the_same_bits(sampler, tmp_path):
     made = digits(plan, FLEET, "scaffold")
     whole = run(made)
     with pytest.raises(Interrupted):
-        run(made, tmp_path / "run", [InterruptAfter(3)])
+        run(made, tmp_path / "run", [Watch(r3=interrupt)])
     again = resume(made, tmp_path / "run")
     assert again.model_sha256 == whole.model_sha256
     for a, b in zip(whole.rows, again.rows, strict=True):

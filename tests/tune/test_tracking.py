@@ -21,13 +21,12 @@ import psutil
 import pytest
 import yaml
 
-from fedfleet.engine import Experiment, Observer
+from fedfleet.engine import Experiment
 from fedfleet.engine.api import run as start
 from fedfleet.engine.config.registry import find_plugin
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.tracking import stores
 from fedfleet.tune.tracking.mlflow_writer import MlflowWriter
@@ -40,6 +39,7 @@ from fedfleet.tune.tracking.writer import TOP, End
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.problems.auc import Auc
 
+from ..faults.runs import Watch, interrupt
 from .commands import COMMAND, invoke, kill, shell, until
 
 RUN = ("run", "digits", "engine.backend=local", "federation.rounds=7", "seed=4", "--json", "--quiet", "--out", "mine")
@@ -586,8 +586,9 @@ def test_auto_is_a_file_here(here: Path):
         ("auto", "auto"),
     ],
 )
-def test_redacted(text: str, safe: str):
-    assert redacted(text) == safe
+def test_a_configuration_is_written_without_secrets(text: str, safe: str):
+    experiment = Experiment(workload="digits", method="fedavg", tracking={"uri": text})
+    assert experiment.plain()["tracking"]["uri"] == safe
 
 
 def test_a_refused_address_does_not_show_its_password():
@@ -754,16 +755,8 @@ def test_another_machine_without_the_database_begins_one(here: Path):
 def test_a_run_that_the_store_has_lost_is_begun_anew(here: Path):
     chosen = load("digits", ["engine.backend=local", "federation.rounds=7", "tracking.uri=none"])
     with pytest.raises(Interrupted):
-        start(chosen, "mine", [Stop()])
+        start(chosen, "mine", [Watch(r5=interrupt)])
     (here / "mine" / "mlflow.json").write_text(json.dumps({"uri": "sqlite:///gone.db", "run_id": "0" * 32}))
     done = invoke("resume", "mine", "tracking.uri=sqlite:///runs.db", "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
     assert statuses("sqlite:///runs.db") == ("FINISHED", [1, 2, 3, 4, 5, 6, 7])
-
-
-class Stop(Observer):
-    """An observer that sends Ctrl-C after round 5."""
-
-    def record(self, record: Any) -> None:
-        if record["round"] == 5:
-            os.kill(os.getpid(), signal.SIGINT)
