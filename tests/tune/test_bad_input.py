@@ -21,6 +21,8 @@ from fedfleet.workloads.models.small import Mlp
 
 from .commands import LOCAL, invoke
 
+pytestmark = pytest.mark.usefixtures("here")
+
 VALUES = [
     *("-1", "0", "1.5", "-0.5", "1e18", "1e30", "-1e30", "1180591620717411303424", "-1180591620717411303424"),
     *(".inf", "-.inf", ".nan", "true", "false", "null", "''", "x", "'1'", "é☃", "a b", "[]", "{}", "[1, 2]", "['']"),
@@ -56,13 +58,6 @@ def one_sentence(done: Result, what: str) -> None:
     assert line.startswith("error: "), f"{what}: {line}"
     assert "Traceback" not in line
     assert len(line) < 1500, f"{what}: {line}"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
-    return tmp_path
 
 
 # --- anything for any key ---------------------------------------------------------------------------------------------

@@ -33,13 +33,7 @@ from fedfleet.tune.progress import described, observers
 
 from .commands import COMMAND, LOCAL, error_in, invoke, shell, until
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in an empty folder, with no data root."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 # --- what cannot run as it is written ---------------------------------------------------------------------------------

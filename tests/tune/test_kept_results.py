@@ -24,10 +24,7 @@ from fedfleet.tune.study.kept_results import ADDED_UP, NAME, keep, restore, rows
 from .commands import invoke, shell
 from .small_study import written
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture(scope="module")

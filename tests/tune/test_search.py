@@ -54,12 +54,6 @@ RULES = {"touchy": Touchy}
 '''
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def spec(rule: dict[str, Any], rounds: int = 9, **keys: Any) -> dict[str, Any]:
     """The experiment of a search over eight quadratics; a trial takes a fraction of a second when its process has
     started."""

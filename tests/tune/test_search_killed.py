@@ -152,9 +152,3 @@ def test_asked_to_stop(here: Path, number: signal.Signals):
     assert not left
     assert [t.state.name for t in trials(here / "s")][-1] == "RUNNING"
     assert os.path.isdir(here / "s" / "trials")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path

@@ -25,12 +25,6 @@ MATRICES = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1]
 VECTORS = [0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def digits(run_seed: int, matrices: Any, vectors: Any, **asked: Any) -> dict[str, Any]:
     data = load_data("digits", ["method.name=fedmuon_bc", "federation.clients=16", "federation.cohort=8"])
     data["federation"]["rounds"] = ROUNDS

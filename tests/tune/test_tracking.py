@@ -47,13 +47,14 @@ RUN += ("tracking.model=false",)  # exporting a model takes seconds; one test ha
 SECRET = "hunter2"
 
 
+pytestmark = pytest.mark.usefixtures("here")
+
+
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in an empty folder, with MLflow's settings as they were before."""
-    monkeypatch.chdir(tmp_path)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's settings are afterwards as they were before."""
     for name in PATIENCE:
         monkeypatch.setenv(name, os.environ.get(name) or PATIENCE[name])
-    return tmp_path
 
 
 def only_run(uri: str, experiment: str = "default") -> tuple[Any, Any]:
