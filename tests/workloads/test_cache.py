@@ -22,12 +22,12 @@ from fedfleet.workloads.workload import taken_notes
 
 from ..faults.runs import Watch
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+def no_notes() -> None:
     taken_notes()
-    return tmp_path / "cache"
 
 
 def splits() -> Any:

@@ -20,11 +20,7 @@ from fedfleet.workloads.files.vision import torchvision_datasets
 SET, FILES, RAW = PUBLISHED.folder, PUBLISHED.files, PUBLISHED.raw
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,7 @@ from fedfleet.workloads.files import cache as caching
 from fedfleet.workloads.files.vision import torchvision_datasets
 from fedfleet.workloads.partitions.natural import Natural
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def first_rows(folder: Path, target: Path, rows: int) -> None:

@@ -29,10 +29,7 @@ from fedfleet.workloads.partitions.natural import Natural
 SHAPE, ROWS = (1, 4, 4), 60
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def numbers(rows: int = ROWS, shape: tuple[int, ...] = SHAPE) -> np.ndarray:

@@ -24,11 +24,7 @@ from fedfleet.workloads.models.recurrent import Rnn
 from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.natural import Natural
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def test_words_and_numbers():
