@@ -13,8 +13,7 @@ from torch import nn
 
 from fedfleet.engine.api import Result, run
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.rounds.driver import DataSummary, Driver
-from fedfleet.engine.run_spec import RunSpec
+from fedfleet.engine.rounds.driver import Driver
 from fedfleet.engine.runs.host import Host
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.row_files import RowFiles
@@ -77,33 +76,6 @@ def run_and_count(made: Experiment, owner: Any, name: str, monkeypatch: pytest.M
         patch.setattr(owner, name, lambda *given: calls.append(name) or found(*given))
         result = run(made, observers=[lambda record: until.append(len(calls))])
     return result, until[1] - until[0]
-
-
-@contextmanager
-def driver_on_ray(run_spec: RunSpec) -> Iterator[Driver]:
-    """The driver of a run in this process, with its workers on Ray, which has started."""
-    import ray
-
-    from fedfleet.engine.backends.ray.arrow_columns import to_arrow
-    from fedfleet.engine.backends.ray.connect import here
-    from fedfleet.engine.backends.ray.driver_actor import examples
-    from fedfleet.engine.backends.ray.ray_pool import Hooks, RayPool
-    from fedfleet.engine.backends.ray.worker_handle import WorkerRequest
-    from fedfleet.engine.cohorts.tasks import steps_of
-
-    split = run_spec.split()
-    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-    driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
-    try:
-        groups = run_spec.experiment.engine.groups()
-        mine = ray.get_runtime_context().get_node_id()
-        requests = [WorkerRequest(group, here(), mine) for group in groups for _ in range(group.count)]
-        hooks = Hooks(lambda: None, driver.log)
-        steps = steps_of(split.client_index.sizes, run_spec.experiment.federation.local)
-        driver.start(lambda table: RayPool(run_spec, data, table, hooks, steps, requests))
-        yield driver
-    finally:
-        driver.close()
 
 
 @contextmanager

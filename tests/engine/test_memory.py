@@ -7,13 +7,11 @@ import gc
 import subprocess
 import sys
 
-import psutil
-
-from fedfleet.engine.api import run
+from fedfleet.engine import run
 from fedfleet.engine.clients.worker import Worker
-from fedfleet.engine.runs.launch import prepare
 
-from .setups import STEPS, digits, driver_on_ray
+from ..faults.runs import Watch, processes
+from .setups import STEPS, digits
 
 LIMIT_MIB = 150
 BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
@@ -21,12 +19,14 @@ BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 
 def test_a_worker_is_light(ray_here):
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
-    run_spec = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", workers=1), "test")
-    with driver_on_ray(run_spec) as driver:
-        assert len(list(driver.rounds())) == 3
-        worker = driver.pool.workers[0].started  # pyright: ignore[reportAttributeAccessIssue]
-        above = (psutil.Process(worker.process).memory_info().rss - bare) / 2**20
-    assert above < LIMIT_MIB
+    earlier, resident = processes("WorkerProcess"), []
+
+    def look() -> None:
+        (worker,) = (process for process in processes("WorkerProcess") if process not in earlier)
+        resident.append(worker.memory_info().rss)
+
+    run(digits("scaffold", STEPS, rounds=30, backend="ray", workers=1), observers=[Watch(r3=look)])
+    assert resident[0] - bare < LIMIT_MIB * 2**20
 
 
 def test_a_finished_run_lets_go_of_its_data():
