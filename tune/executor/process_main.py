@@ -16,7 +16,6 @@ Messages to the driver:
 
 from __future__ import annotations
 
-import gc
 import os
 import queue
 import signal
@@ -32,7 +31,7 @@ from typing import Any
 
 from ...engine.backends.members import Member
 from ...engine.config.schema import experiment
-from ...engine.memory import available_memory
+from ...engine.memory import available_memory, collect_seldom
 from ...engine.run_spec import RunSpec
 from ...engine.runs.members import MemberHost, SharedHost
 from ...engine.stopping import on_signal
@@ -158,9 +157,7 @@ def serve(descriptor: int) -> None:
     This process computes nothing and has one thread, as threads of libraries are not there after a fork.
     """
     control = socket.socket(fileno=descriptor)
-    # Imported objects live as long as this process. The collector would spend 6 % of the time on looking through them.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    collect_seldom()  # the collector would take 6 % of the time
     while True:
         asked, descriptors, *_ = socket.recv_fds(control, 1, 1)
         if not asked:  # the driver has ended, and so will the processes

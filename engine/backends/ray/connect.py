@@ -43,8 +43,8 @@ SETTINGS = 4
 """The type of the first frame of a server of HTTP/2. It is the fourth byte of the frame."""
 CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """A call of gRPC that the head of every cluster can answer."""
-INLINE_BYTES = 1 << 20
-"""An answer of at most these bytes comes with the message that says that it is there (Ray's own limit is 100 KiB)."""
+INLINE_BYTES = 1 << 22
+"""An argument or an answer of at most these bytes is part of the message of its call (Ray's own limit is 100 KiB)."""
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
 
 

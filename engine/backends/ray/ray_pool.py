@@ -64,6 +64,9 @@ STARTS = 3
 """If this many processes of one worker die in a row while they start, that worker is given up."""
 BROADCASTS = 8
 """The most sets of leaves that are kept for workers that lack them. In an asynchronous run they come one by one."""
+SENT_BYTES = 1 << 22
+"""The most bytes of leaves that come with the calls on one node, counted over all workers. More are an object, which
+costs a millisecond, and about another one for each worker that reads it."""
 ROWS_AT_ONCE = 256
 """The number of rows that are copied to the driver's node at a time."""
 
@@ -327,9 +330,9 @@ class RayPool(Pool):
         self.calls[call.answer] = call
 
     def _posted(self, leaves: Leaves) -> Any:
-        """A reference to leaves of the broadcast, which most workers lack together."""
-        if not leaves:
-            return ()
+        """Leaves of the broadcast for a call, or a reference to them: most workers lack the same leaves."""
+        if not self.several and sum(leaf.nbytes for leaf in leaves) * len(self.workers) <= SENT_BYTES:
+            return leaves
         key = tuple(map(id, leaves))
         if key not in self.broadcasts:
             while len(self.broadcasts) >= BROADCASTS:

@@ -24,7 +24,7 @@ from ...aggregation.message_rows import read_rows
 from ...clients.worker import Data, Worker, keep_freed_memory
 from ...cohorts.tasks import Broadcast
 from ...errors import RAISED_BY_USERS, WorkerUnfit, type_and_first_line
-from ...memory import release_freed_memory
+from ...memory import collect_seldom, release_freed_memory
 from ...planning.kernel_proof import prove_here
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...rounds.pool import Call, Failure, failure_of
@@ -114,6 +114,7 @@ class WorkerProcess(Worker):
         WorkerUnfit where no client of the run can be run here."""
         self.unfit = why_not(partial(self._prepare, *self.given))
         del self.given
+        collect_seldom()
         if self.unfit:
             raise WorkerUnfit(self.unfit)
         return Started(self.node, os.getpid(), self.stack.fileno())
