@@ -38,7 +38,7 @@ from fedfleet.engine.backends.ray.ray_pool import Hooks, RayPool
 from fedfleet.engine.backends.ray.worker_handle import WorkerRequest
 from fedfleet.engine.cohorts.tasks import steps_of
 from fedfleet.engine.config.schema import experiment
-from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.rounds.driver import Driver
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import new_run_id
 from fedfleet.engine.state.folders import state_folder
@@ -62,7 +62,7 @@ def play(run_spec: RunSpec) -> Iterator[dict[str, float]]:
     """The records of the rounds of a run, whose driver is in this process."""
     split = run_spec.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-    driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
+    driver = Driver(run_spec, split.client_index, examples(split.test))
     groups = run_spec.experiment.engine.groups()
     mine = ray.get_runtime_context().get_node_id()
     requests = [WorkerRequest(group, here(), mine) for group in groups for _ in range(group.count)]

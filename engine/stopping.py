@@ -98,6 +98,12 @@ class Stop:
             raise Interrupted(self.number)
 
 
+def check(stop: Callable[[], int]) -> None:
+    """Raise Interrupted if `stop` returns the number of a signal."""
+    if number := stop():
+        raise Interrupted(number)
+
+
 @contextmanager
 def stopping(stop: Stop | None = None) -> Iterator[Stop]:
     """While it lasts, the signals SIGNALS set a flag. Yields the function that returns the flag, see `Stop`.

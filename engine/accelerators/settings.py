@@ -31,6 +31,7 @@ WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 NO_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
 CPU = torch.device("cpu")
 Yielded = TypeVar("Yielded")
+Sent = TypeVar("Sent")
 Returned = TypeVar("Returned")
 _C: Any = torch._C
 _modes: Any = torch.overrides
@@ -267,41 +268,22 @@ def computing(run_spec: RunSpec) -> AbstractContextManager[None]:
     return applied(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
 
 
-@contextmanager
-def released() -> Iterator[None]:
-    """A context within `applied` in which others have the turn. The process has its own settings meanwhile; those of
-    the calling thread stay, since it only waits."""
-    held = list(_turns.held)
-    for shared in reversed(held):
-        shared.restore()
-    if held:
-        _turns.held.clear()
-        _turns.turn.release()
-    try:
-        yield
-    finally:
-        if held:
-            _turns.take()
-            _turns.held.extend(held)
-            for shared in held:
-                shared.make()
-
-
 def in_turns(
-    events: Generator[Yielded, None, Returned], context: Callable[[], AbstractContextManager[None]]
-) -> Generator[Yielded, None, Returned]:
-    """The same events, each of which is computed in a context of its own. So what uses them is outside of it."""
+    steps: Generator[Yielded, Sent | None, Returned], context: Callable[[], AbstractContextManager[None]]
+) -> Generator[Yielded, Sent | None, Returned]:
+    """The same steps, each of which is computed in a context of its own. So what uses them is outside of it."""
+    given = None
     try:
         while True:
             with context():
                 try:
-                    event = next(events)
+                    item = steps.send(given)
                 except StopIteration as end:
                     return end.value
-            yield event
+            given = yield item
     finally:
         with context():
-            events.close()
+            steps.close()
 
 
 def workspace_clause() -> str:

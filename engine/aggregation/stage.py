@@ -22,7 +22,7 @@ from ...algorithms.contract import Message, Round
 from ..cohorts.tasks import TrainingTask
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
-from ..reduction.round_totals import RoundTotals
+from ..reduction.tree import RoundTotals
 from ..run_spec import RunSpec
 from ..state.folders import message_folder
 from .attack import apply_attack

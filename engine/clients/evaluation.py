@@ -6,8 +6,9 @@ Therefore the metrics do not depend on the workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from ...workloads.client_index import ClientIndex
 from ...workloads.workload import Params, Workload
 from ..config.schema import Evaluate
 from ..errors import EvaluationFailed
+from ..reduction.tree import RoundTotals
 from ..user_code import plugin_errors
 
 Columns = Mapping[str, Tensor]
@@ -181,33 +183,29 @@ def evaluate_clients(
     return [({}, {name: means(values) for name, values in own.items()}) for own in columns]
 
 
-def evaluation_columns(
-    workload: Workload,
-    evaluate: Evaluate,
-    test_rows: int,
-    client_index: ClientIndex,
-    run: Callable[[list[Any]], Any],
-) -> dict[str, float]:
-    """The columns of an evaluation in a round's record.
+def evaluations(
+    workload: Workload, evaluate: Evaluate, test_rows: int, client_index: ClientIndex
+) -> Iterator[tuple[Sequence[Any], Callable[[RoundTotals], dict[str, float]]]]:
+    """(the tasks of a phase, what makes columns of a round's record from their results) for each phase of an
+    evaluation.
 
-    evaluate: the section of the configuration. test_rows: the size of the test set. run: runs tasks, and returns their
-    `RoundTotals`.
+    evaluate: the section of the configuration. test_rows: the size of the test set.
     """
-    totals = run(test_slices(test_rows, evaluate.batch))
-    record = test_columns(workload, totals.facts, totals.clients)
+    yield test_slices(test_rows, evaluate.batch), partial(test_columns, workload)
     if evaluate.fairness:
-        record |= client_columns(workload, run(client_groups(client_index, evaluate.batch)).clients)
+        groups = client_groups(client_index, evaluate.batch)
+        yield groups, lambda totals: client_columns(workload, totals.clients)
     if client_index.held is not None:
-        tasks = client_groups(client_index.held, evaluate.batch, held_out=True)
-        record |= client_columns(workload, run(tasks).clients, "test_")
-    return record
+        groups = client_groups(client_index.held, evaluate.batch, held_out=True)
+        yield groups, lambda totals: client_columns(workload, totals.clients, "test_")
 
 
-def test_columns(workload: Workload, facts: Mapping[str, float], whole: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The columns of the test set. facts: sums over all of its rows. whole: the columns that were not summed."""
+def test_columns(workload: Workload, totals: RoundTotals) -> dict[str, float]:
+    """The columns of the test set. totals: sums over all of its rows, and the columns that were not summed."""
+    facts = totals.facts
     means = {name: value / facts["examples"] for name, value in facts.items() if name != "examples"}
     with plugin_errors("the workload's summary raised", EvaluationFailed):
-        more = workload.summary(means, whole)
+        more = workload.summary(means, totals.clients)
     return {f"eval/{name}": value for name, value in {**means, **more}.items()}
 
 

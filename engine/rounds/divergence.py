@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Server
 from ...algorithms.tree import Tree
 from ..errors import Diverged
-from ..reduction.round_totals import RoundTotals
+from ..reduction.tree import RoundTotals
 
 EXPLODES = 1e6
 """A run has diverged if the model's norm is larger than its norm before round 1 (or 1) times this factor."""

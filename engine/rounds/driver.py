@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
 from ..aggregation.message_rows import make_rows
+from ..aggregation.passes import PassTask
 from ..aggregation.planning import largest_cohort, row_files
 from ..aggregation.rule import Aggregated, StageState
 from ..aggregation.stage import StageRunner
-from ..clients.evaluation import evaluation_columns, loss_probes
+from ..clients.evaluation import evaluations, loss_probes
 from ..clients.worker import keep_freed_memory
 from ..cohorts.tasks import ClientTask, TrainingTask
 from ..config.network import wider_than
@@ -35,7 +36,7 @@ from ..planning.execution_plan import write_plan
 from ..records.history import UNTRAINED, Event, History, Record
 from ..records.lineage import lineage_of
 from ..records.per_client import write_clients
-from ..reduction.round_totals import RoundTotals
+from ..reduction.tree import RoundTotals, TaskResult
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.checkpoint import Checkpoints
 from ..state.checkpoint_store import Snapshot
@@ -53,18 +54,10 @@ from ..state.row_files import remove_files
 from ..state.row_table import RowTable
 from ..user_code import plugin_errors
 from .divergence import check, growth_limit
-from .phases import Phases
-from .pool import Pool
+from .pool import Call, Phase, Phases, Pool, finished, played
 from .retry import Retry
 from .stream import Stream
-from .training import Training
-
-
-class DataSummary(NamedTuple):
-    """What the driver needs to know about the data."""
-
-    client_index: ClientIndex
-    test_rows: int  # in the test set
+from .training import PhaseMaker, Training
 
 
 def divided_by(weight: float, count: int) -> float | None:
@@ -76,12 +69,15 @@ def divided_by(weight: float, count: int) -> float | None:
 class Driver:
     """The state of the server and the table of client states, and the loop over the rounds.
 
-    Use: make a driver, `start` the workers, iterate over `rounds`, and `close` it in any case.
+    Use: make a driver, `start` the workers, iterate over `rounds`, and `close` it in any case. Instead of `rounds`,
+    `steps` leaves it to the caller who runs the phases of local training and evaluation.
     """
 
-    def __init__(self, run_spec: RunSpec, data: DataSummary) -> None:
+    def __init__(self, run_spec: RunSpec, client_index: ClientIndex, test_rows: int) -> None:
+        """client_index: the rows of every client. test_rows: the number of rows of the test set."""
         experiment, self.process = run_spec.experiment, os.getpid()
-        self.run_spec, self.data, self.federation = run_spec, data, experiment.federation
+        self.run_spec, self.federation = run_spec, experiment.federation
+        self.client_index, self.test_rows = client_index, test_rows
         self.last_round, self.workers = run_spec.last_round, run_spec.workers
         keep_freed_memory()
         torch.set_num_threads(experiment.engine.threads)
@@ -91,8 +87,8 @@ class Driver:
         self.limit = growth_limit(x)
         self.parameters = x.flat.numel()
         self.planner = self._planner()
-        self.phases = Phases(self.log)
-        self.stage = StageRunner(run_spec, self.phases.run_pass)
+        self.phases, self.clock = PhaseMaker(self.log), time.perf_counter
+        self.stage = StageRunner(run_spec, self._run_pass)
         self._begin()
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         if run_spec.frozen:
@@ -135,7 +131,6 @@ class Driver:
         on_failure = self.run_spec.experiment.engine.on_failure
         at_once = self.run_spec.experiment.engine.vectorise
         self.retry = Retry(self.pool, on_failure, self.log, lambda: self.run_spec.memory_remedy(), at_once)
-        self.phases.start(self.retry)
 
     def log(self, line: str) -> None:
         """Add a line to the log of the run."""
@@ -163,13 +158,18 @@ class Driver:
     # --- rounds -----------------------------------------------------------------------------------------------------
     def rounds(self) -> Iterator[Event]:
         """Run to the last round. Yields the record of each round, and lines for the log."""
+        return played(self.steps(), self.retry.run)
+
+    def steps(self) -> Generator[Event | Phase, Any, None]:
+        """The same, step by step: also yields the phases of local training and evaluation, and is sent the results of
+        each."""
         try:
             if self.records:
                 yield list(self.records)
             self._tell_privacy(self.last_round, "until the end")
             while self.round < self.last_round:
                 try:
-                    record = self.run_round(self.warm_start() if self.round == 0 else {})
+                    record = yield from self.run_round((yield from self.warm_start()) if self.round == 0 else {})
                 except RowsLost as lost:
                     self._rewind(lost)
                     continue
@@ -211,7 +211,7 @@ class Driver:
         return lines
 
     @torch.no_grad()
-    def warm_start(self) -> Record:
+    def warm_start(self) -> Phases[Record]:
         """Run the pass over all clients that some methods begin with.
 
         Returns its traffic, gradients and seconds, which are added to the record of round 1.
@@ -219,9 +219,9 @@ class Driver:
         method = self.method.warm_start
         if method is None:
             return {}
-        started = self.pool.clock()
+        started = self.clock()
         everyone, state_spec = self.planner.everyone(), StateSpec(method, self.model())
-        mean, totals, round = self._train(method, state_spec, 0, everyone)
+        mean, totals, round = yield from self._train(method, state_spec, 0, everyone)
         mean = mean.mean
         with plugin_errors("before round 1: the method's step on the server raised", MethodFailed):
             self.server = method.server_update(self.server, mean, round)
@@ -231,23 +231,23 @@ class Driver:
         return {
             **traffic_columns(state_spec, everyone.selected),
             **gradients,
-            "time/seconds": self.pool.clock() - started,
+            "time/seconds": self.clock() - started,
         }
 
     @torch.no_grad()
-    def run_round(self, warm_start: Record) -> Record:
-        """Run the next round. warm_start: what `warm_start` returned before round 1; empty in other rounds, and to do
-        without that pass.
+    def run_round(self, warm_start: Record) -> Phases[Record]:
+        """Run the next round, and return its record. warm_start: what `warm_start` returned before round 1; empty in
+        other rounds, and to do without that pass.
 
         Everything that can fail or be interrupted comes before the commit, so that no record can be missing.
         """
-        started, number = self.pool.clock(), self.round + 1
+        started, number = self.clock(), self.round + 1
         if self.run_spec.method_has_schedule:
             self.method = self.run_spec.method(number)
         update = self.planner.update(number, self.plan_state, self.visits, partial(self._losses, number))
-        planned, sampled = self.pool.clock() - started, update.clients
-        aggregated, totals, round = self._train(self.method, self.state_spec, number, update)
-        trained, mean, count = self.pool.clock(), aggregated.mean, round.cohort
+        planned, sampled = self.clock() - started, update.clients
+        aggregated, totals, round = yield from self._train(self.method, self.state_spec, number, update)
+        trained, mean, count = self.clock(), aggregated.mean, round.cohort
         # A cohort that is left out as a whole leaves the server as it was; a private one still releases its noise.
         skipped = update.skipped or (len(sampled) > 0 and not count and self.run_spec.privacy is None)
         if self.run_spec.privacy is not None:  # the number of clients that were drawn depends on who there is
@@ -263,7 +263,7 @@ class Driver:
                 raise
             detail = f"{liars} of {len(sampled)} messages were Byzantine; {error.detail}"
             raise Diverged(number, detail, "choose a rule with aggregate that tolerates them") from None
-        updated = self.pool.clock()
+        updated = self.clock()
         record = {
             "round": number,
             **totals.record(count, trained - started, self.workers),
@@ -279,9 +279,9 @@ class Driver:
         }
         plan_state = self.planner.after(self.plan_state, update, totals.clients)
         if self._evaluates(number, plan_state):
-            record.update(self._evaluate(model))
-            record["time/evaluate"] = self.pool.clock() - updated
-        record["time/seconds"] = self.pool.clock() - started
+            record.update((yield from self._evaluate(model)))
+            record["time/evaluate"] = self.clock() - updated
+        record["time/seconds"] = self.clock() - started
         for column, value in warm_start.items():
             record[column] += value
         self._commit(server, aggregated.state, plan_state, update, totals, record)
@@ -304,11 +304,11 @@ class Driver:
 
     def _train(
         self, method: Algorithm, state_spec: StateSpec, number: int, update: Update
-    ) -> tuple[Aggregated, RoundTotals, Round]:
+    ) -> Phases[tuple[Aggregated, RoundTotals, Round]]:
         """The results of an update: (the mean message, or what the rule of aggregation gives in its place; the totals;
         the round). Parameters and errors: see `Training.totals`."""
         meanwhile = partial(self._prepare, number)
-        totals = self.training.totals(method, state_spec, self.server, number, update, meanwhile)
+        totals = yield from self.training.totals(method, state_spec, self.server, number, update, meanwhile)
         if self.stage.rule.extra == "trusted":
             self._train_on_trusted(method, number)
         count, divisor = len(update.clients) - len(totals.dropped), update.divisor
@@ -323,8 +323,8 @@ class Driver:
 
     def _losses(self, number: int, clients: np.ndarray, rows: int | None) -> np.ndarray:
         """(c,) the losses of the model on rows of these clients (c,), see `LossProbe`. number: of the round."""
-        tasks = loss_probes(self.data.client_index, clients, rows, number, self.run_spec.experiment.evaluate.batch)
-        return self._run("evaluate", tasks, self.model().flat).clients["loss"]
+        tasks = loss_probes(self.client_index, clients, rows, number, self.run_spec.experiment.evaluate.batch)
+        return finished(self._totals("evaluate", tasks, self.model().flat), self.retry.run).clients["loss"]
 
     def _train_on_trusted(self, method: Algorithm, number: int) -> None:
         """Have a worker train on the server's trusted examples, as client number N without a state. Its message becomes
@@ -332,7 +332,7 @@ class Driver:
         server, nowhere = np.array([self.federation.clients]), np.array([-1])
         columns = (np.array([max(0, number - 1)]), np.ones(1), nowhere, nowhere, np.array([self.stage.extra_row]))
         task = TrainingTask(ClientTask(0, server, (1,)), number, number == 0, *columns)
-        self._run("train", [task], method.broadcast(self.server))
+        finished(self._totals("train", [task], method.broadcast(self.server)), self.retry.run)
 
     def _prepare(self, number: int) -> None:
         """What the driver does while workers train round `number`: results that are needed later are remembered."""
@@ -343,10 +343,16 @@ class Driver:
         """The column of a private run that says what the rounds up to this one cost."""
         return {} if self.run_spec.privacy is None or not number else self.run_spec.privacy.columns(number)
 
-    def _run(self, call: Any, tasks: list[Any], state: Any) -> RoundTotals:
-        """The results of a phase besides those of updates, see `Phases.run`."""
+    def _totals(self, call: Call, tasks: Sequence[Any], state: Any) -> Phases[RoundTotals]:
+        """The results of a phase besides those of updates, see `PhaseMaker.totals`."""
         self.training.pause()
-        return self.phases.run(call, tasks, state)
+        return self.phases.totals(call, tasks, state)
+
+    def _run_pass(self, tasks: Sequence[PassTask]) -> Iterator[TaskResult]:
+        """Run a pass over the messages of a round."""
+        for result in self.retry.run(self.phases.of_pass(tasks)):
+            assert isinstance(result, TaskResult)
+            yield result
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int, after: PlanState) -> bool:
@@ -359,11 +365,11 @@ class Driver:
             return now > before
         return evaluate.every > 0 and number % evaluate.every == 0
 
-    def _evaluate(self, x: Tree) -> Record:
+    def _evaluate(self, x: Tree) -> Phases[Record]:
         """The columns of an evaluation of the model x."""
-        evaluate = self.run_spec.experiment.evaluate
-        run = partial(self._run, "evaluate", state=x.flat)
-        record = evaluation_columns(self.run_spec.workload, evaluate, self.data.test_rows, self.data.client_index, run)
+        record, evaluate = Record(), self.run_spec.experiment.evaluate
+        for tasks, columns in evaluations(self.run_spec.workload, evaluate, self.test_rows, self.client_index):
+            record |= columns((yield from self._totals("evaluate", tasks, x.flat)))
         if lost := [name for name, value in record.items() if math.isnan(value)]:
             self.log(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
         return record
@@ -469,7 +475,7 @@ class Driver:
 
     def _planner(self) -> Planner:
         block = self.run_spec.block(self.parameters)
-        return planner_of(self.run_spec, self.state_spec, self.data.client_index, block)
+        return planner_of(self.run_spec, self.state_spec, self.client_index, block)
 
     def _training(self) -> Training:
         """What gets the results of updates, from the committed state on."""

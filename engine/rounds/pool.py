@@ -1,12 +1,15 @@
-"""The interface between the driver and whatever runs a round's tasks: worker pools, phases and failures."""
+"""The interface between the driver and whatever runs its tasks: phases, pools, and failures of tasks.
+
+The driver is a generator. It yields a phase, and is sent the results once the phase has begun.
+"""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..cohorts.tasks import Broadcast
 from ..errors import RemoteCause, full_traceback
@@ -97,6 +100,11 @@ class Phase:
 
 
 Outcome = TaskResult | Failure | PartialSum
+Results = Iterator[TaskResult | PartialSum]
+"""The results of all tasks of a phase, in any order, and the sums that do not come with their results."""
+Returned = TypeVar("Returned")
+Phases = Generator[Phase, Results, Returned]
+"""It yields phases, and is sent the results of each."""
 
 
 class Pool(ABC):
@@ -111,10 +119,6 @@ class Pool(ABC):
         The sums of a repeated phase, and of one `with_sums`, come with the results.
         """
 
-    def clock(self) -> float:
-        """Seconds since some moment, without those in which other runs of the process have the turn."""
-        return time.perf_counter()
-
     def facts(self) -> dict[str, float]:
         """Columns for the round's record, counted since the last call."""
         return {}
@@ -126,3 +130,33 @@ class Pool(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop the workers."""
+
+
+def played(steps: Generator[Any, Any, Returned], run: Callable[[Phase], Results]) -> Generator[Any, None, Returned]:
+    """The steps of a driver whose phases are run by `run`. What that raises is raised in the driver."""
+    step: Callable[[Any], Any] = steps.send
+    given: Any = None
+    with closing(steps):
+        while True:
+            try:
+                item = step(given)
+            except StopIteration as end:
+                return end.value
+            step, given = steps.send, None
+            if not isinstance(item, Phase):
+                yield item
+                continue
+            try:
+                given = run(item)
+            except BaseException as error:
+                step, given = steps.throw, error
+
+
+def finished(phases: Phases[Returned], run: Callable[[Phase], Results]) -> Returned:
+    """What a generator of nothing but phases returns, after they have been run."""
+    playing = played(phases, run)
+    try:
+        next(playing)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError

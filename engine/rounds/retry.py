@@ -7,7 +7,7 @@ told instead, which makes all blocks smaller.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from ..cohorts.tasks import TrainingTask
 from ..errors import BlockTooLarge, ClientFailed, EvaluationFailed, OutOfMemory
 from ..reduction.tree import PartialSum, TaskResult
-from .pool import Failure, Outcome, Phase, Pool
+from .pool import Failure, Outcome, Phase, Pool, Results
 
 Log = Callable[[str], None]
 
@@ -32,16 +32,16 @@ class Retry:
         self.pool, self.on_failure, self.log, self.remedy, self.at_once = pool, on_failure, log, remedy, at_once
         self.repeated = 0  # tasks that failed for the first time, and were run again
 
-    def run(self, phase: Phase, meanwhile: Callable[[], Any] | None = None) -> Iterator[TaskResult | PartialSum]:
-        """The results of all tasks, in any order, and the sums that do not come with their results.
+    def run(self, phase: Phase) -> Results:
+        """Begin a phase, and return its results.
 
-        meanwhile: work for this process while the workers are busy. Raises ClientFailed where clients fail alone and
-        `on_failure` is "fail", OutOfMemory where memory is too small for one client or for an evaluation, BlockTooLarge
-        where that of a device is too small for a block, and EvaluationFailed where an evaluation fails twice.
+        They raise ClientFailed where clients fail alone and `on_failure` is "fail", OutOfMemory where memory is too
+        small for one client or for an evaluation, BlockTooLarge where that of a device is too small for a block, and
+        EvaluationFailed where an evaluation fails twice.
         """
-        outcomes = self.pool.run_phase(phase)
-        if meanwhile is not None:
-            meanwhile()
+        return self._results(phase, self.pool.run_phase(phase))
+
+    def _results(self, phase: Phase, outcomes: Iterable[Outcome]) -> Results:
         once: list[Failure] = []
         twice: list[Failure] = []
         yield from self._successes(outcomes, once)
@@ -62,7 +62,7 @@ class Retry:
             first, names = errors[0], sorted({client for error in errors for client in error.clients})
             raise ClientFailed(first.round, tuple(names), first.cause, first.where) from first.__cause__
 
-    def _successes(self, outcomes: Iterable[Outcome], failures: list[Failure]) -> Iterator[TaskResult | PartialSum]:
+    def _successes(self, outcomes: Iterable[Outcome], failures: list[Failure]) -> Results:
         """The results of the tasks that succeeded; failures are logged and collected in `failures`."""
         for outcome in outcomes:
             if isinstance(outcome, Failure):

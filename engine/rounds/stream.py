@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,12 +40,10 @@ from ..fleet.planner import Update
 from ..fleet.timeline import UNUSED, Job
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import FACTS, added
-from ..reduction.round_totals import TIMES, RoundTotals
-from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
+from ..reduction.tree import TIMES, Leaves, RoundTotals, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
 from ..state.row_table import RowTable
-from .phases import Phases
-from .pool import Phase
-from .training import Training
+from .pool import Phase, Phases, Results
+from .training import PhaseMaker, Training
 
 WEIGHT = FACTS.index("weight")
 
@@ -94,32 +92,16 @@ class Group(NamedTuple):
         return [job for block in self.blocks for job in block.jobs]
 
 
-class Waiting:
-    """What an asynchronous run has between updates."""
-
-    def __init__(self) -> None:
-        self.planned = 0  # the blocks of all versions below are known
-        self.broadcasts: dict[int, list[np.ndarray]] = {}  # version -> leaves of its public state
-        self.origins: dict[int, Tensor] = {}  # version -> what `_rebase` needs of the model that its jobs begin from
-        self.last_use: dict[int, int] = {}  # version -> the last update that uses one of its jobs
-        self.groups: list[Group] = []  # a heap of those that no worker has been given
-        self.unfinished: dict[int, int] = {}  # version -> its groups that have not ended
-        self.sums: dict[int, dict[int, dict[int, BlockSum]]] = {}  # update -> version -> number of the block -> sum
-        self.results: dict[Job, ClientResult] = {}
-        self.dropped: set[Job] = set()
-        self.spent: dict[str, float] = defaultdict(float)  # seconds of the workers since the last update
-
-
 class Running:
     """The phase of local training that is under way."""
 
-    def __init__(self, number: int) -> None:
-        self.broadcast = Broadcast(number, [])
+    def __init__(self, version: int) -> None:
+        self.broadcast = Broadcast(version, [])
         self.versions: list[int] = []  # whose public states are in the broadcast, in its order
         self.given: dict[int, tuple[Group, np.ndarray]] = {}  # task -> its blocks, the rows of its clients' new states
         self.count = 0  # of the tasks
         self.ending = False  # whether there shall be no more tasks
-        self.results: Iterator[TaskResult | PartialSum] = iter(())
+        self.results: Results = iter(())
 
 
 class Stream(Training):
@@ -129,7 +111,7 @@ class Stream(Training):
     """
 
     def __init__(
-        self, phases: Phases, stage: StageRunner, table: RowTable, visits: np.ndarray, planner: AsynchronousPlanner,
+        self, phases: PhaseMaker, stage: StageRunner, table: RowTable, visits: np.ndarray, planner: AsynchronousPlanner,
         state_spec: StateSpec, keeps: bool,
     ) -> None:  # fmt: skip
         """keeps: whether the run has checkpoints. Other parameters: see `Training`."""
@@ -141,23 +123,32 @@ class Stream(Training):
         self.has_origins = self.pace.base == "current" or state_spec.statistics > 0
         """Whether sums of changes are made ones of changes of the newest model, or of its running statistics."""
         self.whole = planner.timeline.fleet.work.whole  # whether every client does all of its local work
-        self.waiting, self.settled = Waiting(), 0  # settled: all jobs of the versions below have been used
         self.running: Running | None = None
+        self.planned = 0  # the blocks of all versions below are known
+        self.settled = 0  # all jobs of the versions below have been used
+        self.broadcasts: dict[int, list[np.ndarray]] = {}  # version -> leaves of its public state
+        self.origins: dict[int, Tensor] = {}  # version -> what `_rebase` needs of the model that its jobs begin from
+        self.last_use: dict[int, int] = {}  # version -> the last update that uses one of its jobs
+        self.groups: list[Group] = []  # a heap of those that no worker has been given
+        self.unfinished: dict[int, int] = {}  # version -> its groups that have not ended
+        self.sums: dict[int, dict[int, dict[int, BlockSum]]] = {}  # update -> version -> number of the block -> sum
+        self.results: dict[Job, ClientResult] = {}  # of jobs that have run, and whose updates are yet to come
+        self.dropped: set[Job] = set()  # that have no result
+        self.spent: dict[str, float] = defaultdict(float)  # seconds of the workers since the last update
 
     # --- an update ----------------------------------------------------------------------------------------------------
     def totals(
         self, method: Algorithm, state_spec: StateSpec, server: Server, number: int, update: Update,
         meanwhile: Callable[[], Any],
-    ) -> RoundTotals:  # fmt: skip
+    ) -> Phases[RoundTotals]:  # fmt: skip
         if number == 0:
-            return super().totals(method, state_spec, server, number, update, meanwhile)
-        waiting = self.waiting
+            return (yield from super().totals(method, state_spec, server, number, update, meanwhile))
         self._publish(method, server)
         removed = {job for job in update.jobs if job.client in self.removed}
-        waiting.dropped |= removed
-        self._wait_for(update.jobs)
-        used = [job for job in update.jobs if job not in waiting.dropped]
-        dropped = tuple(job.client for job in update.jobs if job in waiting.dropped)
+        self.dropped |= removed
+        yield from self._wait_for(update.jobs)
+        used = [job for job in update.jobs if job not in self.dropped]
+        dropped = tuple(job.client for job in update.jobs if job in self.dropped)
         if not used and len(removed) == len(update.jobs):
             return RoundTotals.of_nobody(state_spec.shapes)._replace(dropped=tuple(sorted(dropped)))
         if not used:
@@ -165,13 +156,13 @@ class Stream(Training):
         began = time.perf_counter()
         leaves, facts = self._sum(number, state_spec, used)
         seconds = time.perf_counter() - began
-        results = [waiting.results[job] for job in used]
+        results = [self.results[job] for job in used]
         clients = {
             "id": np.array([job.client for job in used]),
             **{name: np.array([getattr(each, name) for each in results]) for name in ("loss", "norm2", "steps")},
         }
-        times = {name: waiting.spent[name] for name in (*TIMES, "seconds")}
-        waiting.spent.clear()
+        times = {name: self.spent[name] for name in (*TIMES, "seconds")}
+        self.spent.clear()
         return RoundTotals(leaves, {**facts, **times}, clients, dropped, seconds)
 
     def _sum(self, number: int, state_spec: StateSpec, used: list[Job]) -> tuple[Leaves, dict[str, float]]:
@@ -179,7 +170,7 @@ class Stream(Training):
         total = BlockSum([], [0.0] * len(FACTS))
         weights = {job: self.planner.weights(number)[job] for job in used}
         by_steps = any(weight.added != weight.mixed for weight in weights.values())
-        for version, blocks in sorted(self.waiting.sums[number].items()):
+        for version, blocks in sorted(self.sums[number].items()):
             own = add_sparse(blocks, BlockSum.add)
             mixed = sum(weight.mixed for job, weight in weights.items() if job.version == version)
             self._rebase(state_spec, own.leaves, version, mixed if by_steps else own.facts[WEIGHT])
@@ -199,29 +190,29 @@ class Stream(Training):
         """Make the sum of changes of the model of `version` one of changes of the newest model, for base=current. With
         another base this is done for running statistics only: their change is added to the newest ones, and the sum
         shall be what the clients have measured."""
-        if version not in self.waiting.origins:
+        if version not in self.origins:
             return
         assert len(pytree.tree_leaves(state_spec.message.delta)) == 1
-        moved = (self.waiting.origins[version] - self.waiting.origins[self.number]).to(torch.float64).cpu().numpy()
+        moved = (self.origins[version] - self.origins[self.number]).to(torch.float64).cpu().numpy()
         leaves[0][..., -moved.size :] += weight * moved
 
     # --- blocks -------------------------------------------------------------------------------------------------------
     def _publish(self, method: Algorithm, server: Server) -> None:
         """Keep the broadcast of the newest version, and plan the blocks of all versions that have none."""
-        waiting, version = self.waiting, self.number
-        if version not in waiting.broadcasts:
+        version = self.number
+        if version not in self.broadcasts:
             public = method.broadcast(server)
-            waiting.broadcasts[version] = [leaf.cpu().numpy().copy() for leaf in pytree.tree_leaves(public)]
+            self.broadcasts[version] = [leaf.cpu().numpy().copy() for leaf in pytree.tree_leaves(public)]
             if self.pace.base == "current":
-                waiting.origins[version] = method.origin(method.unpack(public)).flat.clone()
+                self.origins[version] = method.origin(method.unpack(public)).flat.clone()
             elif self.state_spec.statistics:
-                waiting.origins[version] = public.buffers.flat.clone()
-        for each in range(waiting.planned, version + 1):
-            groups = self._groups_of(each) if each in waiting.broadcasts else []
-            waiting.unfinished[each] = len(groups)
+                self.origins[version] = public.buffers.flat.clone()
+        for each in range(self.planned, version + 1):
+            groups = self._groups_of(each) if each in self.broadcasts else []
+            self.unfinished[each] = len(groups)
             for group in groups:
-                heapq.heappush(waiting.groups, group)
-        waiting.planned = version + 1
+                heapq.heappush(self.groups, group)
+        self.planned = version + 1
 
     def _groups_of(self, version: int) -> list[Group]:
         """The blocks of a version as tasks: those that are due at nearly the same time together."""
@@ -259,26 +250,27 @@ class Stream(Training):
         return ahead and job.client not in self.removed
 
     # --- running blocks -----------------------------------------------------------------------------------------------
-    def _wait_for(self, jobs: list[Job]) -> None:
+    def _wait_for(self, jobs: list[Job]) -> Phases[None]:
         """Keep results as they come until those of all these jobs are there."""
-        waiting = self.waiting
-        missing = {job for job in jobs if job not in waiting.results and job not in waiting.dropped}
+        missing = {job for job in jobs if job not in self.results and job not in self.dropped}
         while missing:
             if self.running is None:
-                self.running = self._begin_phase()
-            missing.difference_update(self._next(self.running))
+                yield from self._begin_phase()
+            missing.difference_update(self._next())
 
-    def _begin_phase(self) -> Running:
+    def _begin_phase(self) -> Phases[None]:
         running = Running(self.phases.next_version())
         tasks = self._more(running, 1)
         assert tasks
         more = partial(self._more, running)
         phase = Phase("train", tasks, running.broadcast, tree_shape(tasks), with_sums=True, more=more)
-        running.results = self.phases.retry.run(phase)
-        return running
+        running.results = yield phase
+        self.running = running
 
-    def _next(self, running: Running) -> list[Job]:
-        """Keep the next result. Returns the jobs of its block; none if the phase has ended."""
+    def _next(self) -> list[Job]:
+        """Keep the next result of the phase under way. Returns the jobs of its block; none if the phase has ended."""
+        running = self.running
+        assert running is not None
         result = next(running.results, None)
         if result is None:
             self.running = None
@@ -289,32 +281,30 @@ class Stream(Training):
         return group.jobs
 
     def pause(self) -> None:
-        running = self.running
-        if running is not None:
-            running.ending = True
-            while self.running is not None:
-                self._next(running)
+        if self.running is not None:
+            self.running.ending = True
+        while self.running is not None:
+            self._next()
 
     def _more(self, running: Running, count: int) -> list[TrainingTask]:
         """Up to `count` tasks that can run now, those that are due first."""
-        groups = self.waiting.groups
         tasks: list[TrainingTask] = []
         later: list[Group] = []
-        while not running.ending and groups and len(tasks) < count:
-            group = heapq.heappop(groups)
+        while not running.ending and self.groups and len(tasks) < count:
+            group = heapq.heappop(self.groups)
             place = self._place(running, group.version) if all(map(self._has_state, group.jobs)) else None
             if place is None:
                 later.append(group)
             else:
                 tasks.append(self._task(running, group, place))
         for group in later:
-            heapq.heappush(groups, group)
+            heapq.heappush(self.groups, group)
         return tasks
 
     def _place(self, running: Running, version: int) -> int | None:
         """The place of a version's public state in the broadcast. None if all places have versions whose blocks have
         not all run."""
-        versions, leaves = running.versions, self.waiting.broadcasts[version]
+        versions, leaves = running.versions, self.broadcasts[version]
         if version in versions:
             return versions.index(version)
         if len(versions) < self.pace.versions:
@@ -322,7 +312,7 @@ class Stream(Training):
             running.broadcast.leaves.extend(leaves)
             return len(versions) - 1
         for place, other in enumerate(versions):
-            if not self.waiting.unfinished.get(other):
+            if not self.unfinished.get(other):
                 versions[place] = version
                 running.broadcast.leaves[place * len(leaves) : (place + 1) * len(leaves)] = leaves
                 return place
@@ -336,8 +326,8 @@ class Stream(Training):
             before is None
             or self.keeps_nothing
             or (before.target or 0) <= self.number
-            or before in self.waiting.results
-            or before in self.waiting.dropped
+            or before in self.results
+            or before in self.dropped
             or not self._is_ahead(job)
         )
 
@@ -345,9 +335,9 @@ class Stream(Training):
         """The row of a client's state as it is when the job is dispatched: that of its last result, which may still
         wait for its update."""
         before = job.before
-        while before is not None and before in self.waiting.dropped:
+        while before is not None and before in self.dropped:
             before = before.before
-        found = None if before is None else self.waiting.results.get(before)
+        found = None if before is None else self.results.get(before)
         return int(self.table.row[job.client]) if found is None else found.row
 
     def _task(self, running: Running, group: Group, place: int) -> TrainingTask:
@@ -373,11 +363,11 @@ class Stream(Training):
 
     def _keep(self, group: Group, rows: np.ndarray, result: TaskResult) -> None:
         """Keep the result of a task until its updates. rows: of its clients' new states."""
-        waiting, found, jobs = self.waiting, result.clients, group.jobs
-        waiting.unfinished[group.version] -= 1
+        found, jobs = result.clients, group.jobs
+        self.unfinished[group.version] -= 1
         for (block, update), leaves in sums_by_target(result).items():
             facts = [result.facts[f"{name}/{block}/{update}"] for name in FACTS]
-            of_version = waiting.sums.setdefault(update, {}).setdefault(group.version, {})
+            of_version = self.sums.setdefault(update, {}).setdefault(group.version, {})
             of_version[group.blocks[block].number] = BlockSum(leaves, facts)
         digests, absent = found.get("digest"), set(result.dropped_positions)
         places = [place for place in range(len(jobs)) if place not in absent]  # a client may have two of the jobs
@@ -386,22 +376,22 @@ class Stream(Training):
         for position, (place, (loss, norm2, steps)) in enumerate(zip(places, numbers, strict=True)):
             if self._is_ahead(job := jobs[place]):
                 digest = None if digests is None else digests[position]
-                waiting.results[job] = ClientResult(int(rows[place]), digest, loss, norm2, int(steps))
+                self.results[job] = ClientResult(int(rows[place]), digest, loss, norm2, int(steps))
                 free.discard(place)
         if free:
             self.table.release_waiting(rows[sorted(free)])
-        waiting.dropped.update(jobs[place] for place in absent)
+        self.dropped.update(jobs[place] for place in absent)
         self.phases.tell_notes(self.number + 1, result.facts)
         for name in (*TIMES, "seconds"):
-            waiting.spent[name] += result.facts.get(name, 0.0)
+            self.spent[name] += result.facts.get(name, 0.0)
 
     # --- the commit ---------------------------------------------------------------------------------------------------
     def commit(self, update: Update, totals: RoundTotals) -> None:
         """The rows of the clients' states have waited for the update."""
         self.number += 1
-        jobs = [job for job in update.jobs if job not in self.waiting.dropped]
+        jobs = [job for job in update.jobs if job not in self.dropped]
         for some in without_repeats(jobs):
-            results = [self.waiting.results.pop(job) for job in some]
+            results = [self.results.pop(job) for job in some]
             clients = np.array([job.client for job in some], dtype=np.int64)
             self.table.begin_update(clients, np.array([result.row for result in results], dtype=np.int64))
             digests = [result.digest for result in results if result.digest is not None]
@@ -411,18 +401,18 @@ class Stream(Training):
 
     def _forget(self) -> None:
         """Drop what no later update needs."""
-        waiting, number = self.waiting, self.number
-        waiting.sums.pop(number, None)
-        for version in [v for v in waiting.origins if v < number and not self._has_jobs_ahead(v)]:
-            del waiting.origins[version]
-        for version in [v for v in waiting.broadcasts if not waiting.unfinished[v] and not self._keeps(v)]:
-            del waiting.broadcasts[version]
+        number = self.number
+        self.sums.pop(number, None)
+        for version in [v for v in self.origins if v < number and not self._has_jobs_ahead(v)]:
+            del self.origins[version]
+        for version in [v for v in self.broadcasts if not self.unfinished[v] and not self._keeps(v)]:
+            del self.broadcasts[version]
         while self.settled < number and not self._has_jobs_ahead(self.settled):
             self.planner.forget(self.settled)
-            waiting.last_use.pop(self.settled, None)
-            waiting.unfinished.pop(self.settled, None)
+            self.last_use.pop(self.settled, None)
+            self.unfinished.pop(self.settled, None)
             self.settled += 1
-        waiting.dropped = {job for job in waiting.dropped if (job.target or 0) > number}
+        self.dropped = {job for job in self.dropped if (job.target or 0) > number}
 
     def _keeps(self, version: int) -> bool:
         """Whether a checkpoint needs the broadcast of a version: not all of its jobs have been used."""
@@ -430,7 +420,7 @@ class Stream(Training):
 
     def _has_jobs_ahead(self, version: int) -> bool:
         """Whether not all jobs of a version have been used, also by updates after the last one of this run."""
-        last_use = self.waiting.last_use
+        last_use = self.last_use
         if version not in last_use:
             last_use[version] = max((job.target or 0 for job in self.planner.timeline.of_version(version)), default=0)
         return last_use[version] > self.number
@@ -440,9 +430,9 @@ class Stream(Training):
         """The broadcasts that jobs of later updates began from."""
         found: list[Tensor] = []
         for version in self._versions_in_flight():
-            found += [torch.from_numpy(leaf.copy()) for leaf in self.waiting.broadcasts[version]]
+            found += [torch.from_numpy(leaf.copy()) for leaf in self.broadcasts[version]]
             if self.has_origins:
-                found.append(self.waiting.origins[version].cpu().clone())
+                found.append(self.origins[version].cpu().clone())
         return found
 
     def _versions_in_flight(self) -> list[int]:
@@ -456,10 +446,10 @@ class Stream(Training):
         self.planner.timeline.update(number)
         count, rest = self.state_spec.public_spec.num_leaves, list(leaves)
         for version in self._versions_in_flight():
-            self.waiting.broadcasts[version] = [leaf.numpy() for leaf in rest[:count]]
+            self.broadcasts[version] = [leaf.numpy() for leaf in rest[:count]]
             del rest[:count]
             if self.has_origins:
-                self.waiting.origins[version] = rest.pop(0).to(self.run_spec.device)
+                self.origins[version] = rest.pop(0).to(self.run_spec.device)
 
 
 def without_repeats(jobs: list[Job]) -> list[list[Job]]:

@@ -1,8 +1,9 @@
-"""How the results of an update come about in a synchronous run: the workers train all of its clients in one phase."""
+"""The phases of a run, and how the results of a synchronous round come about: all of its clients train in one phase."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,28 +11,76 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Server
+from ..accelerators.notes import notes_in
 from ..aggregation.stage import StageRunner
-from ..cohorts.tasks import TrainingTask
+from ..cohorts.tasks import Broadcast, TrainingTask, tree_shape
 from ..errors import ClientFailed
 from ..fleet.planner import Update
 from ..method_form.state_spec import StateSpec
-from ..reduction.round_totals import RoundTotals
+from ..reduction.tree import RoundTotals, TaskResult, reduce_in_order
 from ..state.row_table import RowTable
-from .phases import Phases
+from .pool import Call, Phase, Phases
+
+
+class PhaseMaker:
+    """Makes the phases of a run, and logs what workers find in them."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        """log: adds a line to the log of the run."""
+        self.log = log
+        self.version = 0  # of the last broadcast
+        self.notes: set[str] = set()  # that the log has
+
+    def next_version(self) -> int:
+        """The version of a further broadcast."""
+        self.version += 1
+        return self.version
+
+    def totals(
+        self, call: Call, tasks: Sequence[Any], state: Any, meanwhile: Callable[[], Any] | None = None
+    ) -> Phases[RoundTotals]:
+        """Yield a phase of tasks that read `state`, and add up their results. meanwhile: work for this process while
+        the workers are busy."""
+        broadcast = Broadcast(self.next_version(), [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
+        empty = [isinstance(task, TrainingTask) and not len(task.clients) for task in tasks]  # all of them are silent
+        work = [task for task, nobody in zip(tasks, empty, strict=True) if not nobody]
+        known = [TaskResult.nothing(task, ()) for task, nobody in zip(tasks, empty, strict=True) if nobody]
+        phase = Phase(call, work, broadcast, tree_shape(tasks))
+        results = yield phase
+        if meanwhile is not None:
+            meanwhile()
+        return reduce_in_order(phase.shape, chain(known, results))
+
+    def of_pass(self, tasks: Sequence[Any]) -> Phase:
+        """A pass over the messages of a round."""
+        return Phase("aggregate", tasks, Broadcast(self.next_version(), []), tree_shape(tasks))
+
+    def tell_notes(self, number: int, facts: Mapping[str, float]) -> None:
+        """Log what workers found on their devices, each sentence once. number: of the round. facts: of a task or of a
+        round."""
+        for note in notes_in(facts):
+            self.tell_once(number, note, note)
+
+    def tell_once(self, number: int, note: str, kind: str) -> None:
+        """Log a sentence on a round, unless the log has one of this kind."""
+        if kind not in self.notes:
+            self.notes.add(kind)
+            self.log(f"round {number}: {note}")
 
 
 class Training:
     """Has the workers train the clients of one update after another."""
 
-    def __init__(self, phases: Phases, stage: StageRunner, table: RowTable, visits: np.ndarray) -> None:
+    def __init__(self, phases: PhaseMaker, stage: StageRunner, table: RowTable, visits: np.ndarray) -> None:
         """table: of the client states. visits: (N,) how often each client has taken part, which is written to."""
         self.phases, self.stage, self.table, self.visits = phases, stage, table, visits
 
     def totals(
         self, method: Algorithm, state_spec: StateSpec, server: Server, number: int, update: Update,
         meanwhile: Callable[[], Any],
-    ) -> RoundTotals:  # fmt: skip
-        """The sums of an update's results. Their new client states are kept in the table until `commit`.
+    ) -> Phases[RoundTotals]:  # fmt: skip
+        """Yield phases, and return the sums of an update's results. Their new client states are kept in the table until
+        `commit`.
 
         method: with its settings of this update. state_spec: of the method. number: of the update, 0 for the pass over
         all clients. meanwhile: work for this process while the workers are busy. Raises ClientFailed if no client is
@@ -42,7 +91,7 @@ class Training:
         tasks = [TrainingTask.of(task, when, clients, columns, update.steps) for task in update.tasks]
         tasks, silent = self.stage.without_silent(tasks, number)
         if any(len(task.clients) for task in tasks):
-            totals = self.phases.run("train", tasks, method.broadcast(server), meanwhile)
+            totals = yield from self.phases.totals("train", tasks, method.broadcast(server), meanwhile)
         else:
             message = self.stage.summed(state_spec).message
             totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in pytree.tree_leaves(message)])

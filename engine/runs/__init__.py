@@ -2,7 +2,8 @@
 
 launch            checks an experiment, runs its rounds on a backend, and tells observers
 rounds            an iterator over the rounds of a run while it runs; detached: a run that outlives its launcher
-host, members     what a run gets from its process: data, plan and pool; what several runs of a process share
+host              a run in this process: its data, plan, driver and pool
+members           several runs in one process, which run their phases together; shared_data: what else they share
 built_conflicts   what does not go together and is known only when the parts are built
 expected_columns  the columns that a record will have, found by one small round
 run_directory     writes the folder of a run; saved_files reads it, folder_kinds tells it from other folders

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from ..accelerators.settings import computing
-from ..clients.evaluation import Models, TestSlice, evaluate_clients, evaluate_test_rows, evaluation_columns
+from ..clients.evaluation import Models, TestSlice, evaluate_clients, evaluate_test_rows, evaluations
 from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts.tasks import tree_shape
 from ..config.schema import Experiment
 from ..errors import ConfigError
-from ..reduction.round_totals import RoundTotals, reduce_in_order
-from ..reduction.tree import TaskResult
+from ..reduction.tree import TaskResult, reduce_in_order
 from ..run_spec import RunSpec
 from ..user_code import plugin_errors
 
@@ -51,11 +50,11 @@ def _evaluate(
             (found,) = evaluate_clients(models, data.train, data.client_index, task, settings.batch, device)
         return TaskResult(task.index, [], *found)
 
-    def run(tasks: list[Any]) -> RoundTotals:
-        return reduce_in_order(tree_shape(tasks), map(metrics, tasks))
-
+    record, test_rows = dict[str, float](), len(next(iter(rows.values())))
     with evaluating(), plugin_errors("workload", settings=experiment.workload):
-        return evaluation_columns(run_spec.workload, settings, len(next(iter(rows.values()))), client_index, run)
+        for tasks, columns in evaluations(run_spec.workload, settings, test_rows, client_index):
+            record |= columns(reduce_in_order(tree_shape(tasks), map(metrics, tasks)))
+    return record
 
 
 def test_columns(given: Mapping[str, Any], own: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

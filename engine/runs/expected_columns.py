@@ -14,8 +14,9 @@ from ...workloads.workload import Split
 from ..accelerators.settings import applied
 from ..config.schema import Experiment, Local
 from ..errors import ConfigError, FedFleetError, nearest
+from ..rounds.pool import finished
 from ..run_spec import ExecutionPlan, RunSpec
-from .host import Host
+from .host import driver_here
 
 ROWS = 256
 """Test rows that are evaluated, evenly spaced: metrics such as an AUC need several classes."""
@@ -47,8 +48,9 @@ def _columns(made: Experiment) -> list[str] | None:
     try:
         whole = RunSpec.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
         run_spec, split = whole.with_plan(ExecutionPlan(1, "torch")), little(whole.split())
-        with Host().driver(run_spec, split) as driver:
-            return list(dict.fromkeys([*driver.run_round({}), "train/loss"]))  # the small round may have no client
+        with driver_here(run_spec, split) as driver:
+            record = finished(driver.run_round({}), driver.retry.run)
+        return list(dict.fromkeys([*record, "train/loss"]))  # the small round may have no client
     except FedFleetError:
         return None
 

@@ -1,24 +1,31 @@
-"""What a run in this process gets from it: its data, its execution plan, its pool and its driver."""
+"""A run in this process: its data, its execution plan, its driver and its pool."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from ...workloads.workload import Split
+from torch import Tensor
+
+from ...workloads.workload import Split, taken_notes
+from ..accelerators import settings
+from ..accelerators.memory import bounded_memory
 from ..backends.local import LocalPool
 from ..clients.worker import Data
+from ..config.held_out import unused_rows
 from ..planning.autotune import measure
 from ..planning.data import checked_split
 from ..planning.execution_plan import plan_execution
-from ..rounds.driver import DataSummary, Driver
-from ..rounds.pool import Pool
+from ..records.history import Event
+from ..rounds.driver import Driver
+from ..rounds.pool import Phase, Results
 from ..run_spec import RunSpec
-from ..state.row_files import StateLayout
+from ..stopping import check
 
 
 class Host:
-    """A process with one run."""
+    """What a run gets from its process, which executes no other run at the same time."""
 
     def split(self, run_spec: RunSpec) -> Split:
         """The data and the rows of every client, see `checked_split`."""
@@ -28,17 +35,46 @@ class Host:
         """The run specification with its execution plan, and a line for the log."""
         return plan_execution(run_spec, split, measure)
 
-    def pool(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> Pool:
-        """The pool of the run."""
-        return LocalPool(run_spec, data, layout, beat)
+    def steps(self, driver: Driver) -> Iterator[Event | Phase]:
+        """The events of a driver, and those phases that the pool of the driver shall not run at once."""
+        return driver.rounds()
 
-    @contextmanager
-    def driver(self, run_spec: RunSpec, split: Split, beat: Callable[[], None] = lambda: None) -> Iterator[Driver]:
-        """The driver of a run with its pool, both of which are closed at the end. beat: see `LocalPool`."""
-        data = Data.of(split.train, split.test, split.client_index)
-        driver = Driver(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
-        try:
-            driver.start(lambda table: self.pool(run_spec, data, table.layout, beat))
-            yield driver
-        finally:
-            driver.close()
+    def execute(
+        self, run_spec: RunSpec, stop: Callable[[], int] = lambda: 0
+    ) -> Generator[Event | Phase, Results | None, dict[str, Tensor]]:
+        """Execute a run. Yields what `steps` yields, and returns the final model's tensors.
+
+        It has torch's settings of the run while it computes, and its caller has those of the caller.
+        """
+        return settings.in_turns(self._execute(run_spec, stop), lambda: settings.computing(run_spec))
+
+    def _execute(
+        self, run_spec: RunSpec, stop: Callable[[], int]
+    ) -> Generator[Event | Phase, Results | None, dict[str, Tensor]]:
+        beat = partial(check, stop)
+        with bounded_memory(run_spec.device, run_spec.experiment.engine.gpus):
+            split = self.split(run_spec)
+            beat()
+            run_spec, plan_line = self.plan(run_spec, split)
+            beat()
+            with driver_here(run_spec, split, beat) as driver:
+                for line in (plan_line, *taken_notes()):
+                    driver.log(line)
+                if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
+                    driver.log(clause)
+                if unused := unused_rows(split):
+                    driver.log(unused)
+                yield from self.steps(driver)
+                return driver.tensors()
+
+
+@contextmanager
+def driver_here(run_spec: RunSpec, split: Split, beat: Callable[[], None] = lambda: None) -> Iterator[Driver]:
+    """The driver of a run with a pool in this process, both of which are closed at the end. beat: see `LocalPool`."""
+    data = Data.of(split.train, split.test, split.client_index)
+    driver = Driver(run_spec, split.client_index, len(next(iter(split.test.values()))))
+    try:
+        driver.start(lambda table: LocalPool(run_spec, data, table.layout, beat))
+        yield driver
+    finally:
+        driver.close()

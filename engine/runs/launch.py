@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from ...algorithms.tree import Tree
-from ...workloads.workload import taken_notes
 from ..accelerators import settings
-from ..accelerators.memory import bounded_memory
 from ..aggregation.planning import check_stage
-from ..config.held_out import unused_rows
 from ..config.limits import building_model, check_folder
 from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
@@ -27,7 +24,8 @@ from ..fleet.asynchronous import check_pending
 from ..fleet.visits import check_fleet
 from ..memory import is_out_of_memory
 from ..method_form.state_spec import StateSpec
-from ..records.history import Event, History, Record
+from ..records.history import Event, History
+from ..rounds.pool import Phase, Results
 from ..run_spec import RUN_ID, RunSpec
 from ..state.checkpoint import checkpointed_rounds
 from ..state.folders import discard
@@ -123,39 +121,100 @@ def check_privacy(built: Built, x: Tree) -> None:
 
 
 def execute(
-    run_spec: RunSpec,
-    directory: Any,
-    observers: list[Observer],
-    stop: Callable[[], int] | None = None,
-    host: Host | None = None,
+    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None
 ) -> Result:
     """Run all rounds and write the result, while no other process runs in the folder.
 
     directory: the RunDirectory, or None. stop: returns the number of a signal that shall end the run, or 0; None to
-    handle the signals that this process receives. host: of a run in this process that shares it with others.
+    handle the signals that this process receives.
     """
     with stopping() if stop is None else nullcontext(stop) as stop_signal:
-        rounds = play(run_spec, directory, observers, stop_signal, host)
+        playing = play(run_spec, directory, observers, stop_signal)
         while True:
             try:
-                next(rounds)
+                next(playing)
             except StopIteration as end:
                 return end.value
 
 
 def play(
     run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int], host: Host | None = None
-) -> Generator[Record, None, Result]:
+) -> Generator[Any, Results | None, Result]:
     """The same as `execute`, round by round: yields the record of each round, and returns the result.
 
     The folder is locked from the first round that is asked for to the end. Whoever does not ask for all rounds makes
     `stop` return a signal and asks for one more, which raises Interrupted after the last round has been checkpointed.
+    host: of a run in this process that shares it with others. The phases that it yields are yielded, too.
     """
     with directory.exclusive(run_spec.resume) if directory is not None else nullcontext():
+        observers = [*filter(None, [directory]), *observers, *tracker(run_spec)]
+        started, begun, process = time.perf_counter(), list[Observer](), os.getpid()
         try:
-            return (yield from _play(run_spec, directory, observers, stop, host or Host()))
-        except Interrupted as error:
-            raise Interrupted(error.signal, how_to_continue(run_spec)) from None
+            for observer in observers:
+                begun.append(observer)
+                observer.begin(run_spec, {})
+            events = events_of(run_spec, directory, stop, host or Host())
+            rows, model, seconds = yield from _observed(run_spec, events, observers)
+            seconds += time.perf_counter() - started
+            path = directory and directory.path
+            result = Result(run_spec.run_id, run_spec.experiment, rows, model, seconds, path)
+            for observer in observers:
+                observer.end(result)
+            discard(run_spec)
+            return result
+        except BaseException as error:
+            if os.getpid() == process:  # a process that was forked meanwhile has only a copy of the run
+                for observer in begun:
+                    observer.failed(error)
+            if isinstance(error, Interrupted):
+                raise Interrupted(error.signal, how_to_continue(run_spec)) from None
+            raise
+
+
+def tracker(run_spec: RunSpec) -> Iterator[Observer]:
+    """The tracker that the run asks for, if any."""
+    tracking = run_spec.experiment.tracking
+    if tracking.uri != "none":
+        spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
+        yield run_spec.registry.build("TRACKERS", {**spec, "directory": run_spec.directory}, "tracking")
+
+
+def events_of(
+    run_spec: RunSpec, directory: Any, stop: Callable[[], int], host: Host
+) -> Generator[Event | Phase, Results | None, dict[str, Tensor]]:
+    """The events of a run, and those phases that its host yields. Returns the final model's tensors."""
+    kept = directory.kept_result(run_spec) if directory is not None and run_spec.resume else None
+    if kept is not None:  # an earlier process has run all rounds, and could not write its result
+        yield kept.rows
+        return kept.model
+    on_ray = run_spec.experiment.engine.backend == "ray"
+    return (yield from _on_ray(run_spec, stop) if on_ray else host.execute(run_spec, stop))
+
+
+def _observed(
+    run_spec: RunSpec, events: Generator[Event | Phase, Results | None, dict[str, Tensor]], observers: list[Observer]
+) -> Generator[Any, Results | None, tuple[History, dict[str, Tensor], float]]:
+    """Report every event to the observers, and yield every record and phase. Returns the records, the final model's
+    tensors, and the seconds of those rounds that an earlier process has run."""
+    rows, before, given = History(), 0.0, None
+    with memory_errors(run_spec), closing(events):  # end the run now, not when an observer's exception is collected
+        while True:
+            try:
+                event = events.send(given)
+            except StopIteration as end:
+                return rows, end.value, before
+            given = None
+            if isinstance(event, Phase):
+                given = yield event
+                continue
+            if isinstance(event, list):
+                before += sum(row["time/seconds"] for row in event)
+            for row in event if isinstance(event, list) else [event]:
+                if isinstance(row, dict):
+                    rows.replace(row)
+            notify(event, observers)
+            if isinstance(event, dict):
+                yield event
 
 
 def how_to_continue(run_spec: RunSpec) -> str:
@@ -169,50 +228,6 @@ def how_to_continue(run_spec: RunSpec) -> str:
     return f"; checkpoint after round {rounds[-1]}; to go on: fedfleet.resume({given}{run_spec.directory!r})"
 
 
-def _play(
-    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int], host: Host
-) -> Generator[Record, None, Result]:
-    if directory is not None:
-        observers.insert(0, directory)
-    tracking = run_spec.experiment.tracking
-    if tracking.uri != "none":
-        spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
-        observers.append(run_spec.registry.build("TRACKERS", {**spec, "directory": run_spec.directory}, "tracking"))
-    started, rows, before = time.perf_counter(), History(), list[Record]()
-    begun, process = list[Observer](), os.getpid()
-    try:
-        for observer in observers:
-            begun.append(observer)
-            observer.begin(run_spec, {})
-        kept = directory.kept_result(run_spec) if directory is not None and run_spec.resume else None
-        if kept is not None:
-            notify(kept.rows, observers)
-            model = kept.model
-            before += kept.rows
-            for row in kept.rows:
-                rows.replace(row)
-        else:
-            with memory_errors(run_spec):
-                model = yield from _play_rounds(run_spec, observers, (rows, before), stop, host)
-        result = Result(
-            run_spec.run_id,
-            run_spec.experiment,
-            rows,
-            model,
-            time.perf_counter() - started + sum(row["time/seconds"] for row in before),
-            directory and directory.path,
-        )
-        for observer in observers:
-            observer.end(result)
-        discard(run_spec)
-        return result
-    except BaseException as error:
-        if os.getpid() == process:  # a process that was forked meanwhile has only a copy of the run
-            for observer in begun:
-                observer.failed(error)
-        raise
-
-
 @contextmanager
 def memory_errors(run_spec: RunSpec) -> Iterator[None]:
     """Turns any exception that means that memory ran out into OutOfMemory, with one sentence."""
@@ -224,36 +239,6 @@ def memory_errors(run_spec: RunSpec) -> Iterator[None]:
             raise
         remedy = run_spec.memory_remedy()
         raise OutOfMemory(f"memory ran out ({type_and_first_line(found)}): {remedy}") from error
-
-
-def _play_rounds(
-    run_spec: RunSpec,
-    observers: list[Observer],
-    records: tuple[History, list[Record]],
-    stop: Callable[[], int],
-    host: Host,
-) -> Generator[Record, None, dict[str, Tensor]]:
-    """Run all rounds, collect their records, report every event to the observers, and yield every record.
-
-    records: those of all rounds, and those of the rounds that an earlier process has run. Returns the final model's
-    tensors.
-    """
-    rows, before = records
-    on_ray = run_spec.experiment.engine.backend == "ray"
-    events = _on_ray(run_spec, stop) if on_ray else in_process(run_spec, stop, host)
-    with closing(events):  # end the run now if an observer raises, not when its exception is garbage-collected
-        while True:
-            try:
-                event = next(events)
-            except StopIteration as end:
-                return end.value
-            before += event if isinstance(event, list) else []
-            for row in event if isinstance(event, list) else [event]:
-                if not isinstance(row, str):
-                    rows.replace(row)
-            notify(event, observers)
-            if isinstance(event, dict):
-                yield event
 
 
 def notify(event: Event, observers: list[Observer]) -> None:
@@ -271,37 +256,3 @@ def _on_ray(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None
     from ..backends.ray.driver_actor import play
 
     return play(run_spec, stop)
-
-
-def in_process(
-    run_spec: RunSpec, stop: Callable[[], int] = lambda: 0, host: Host | None = None
-) -> Generator[Event, None, dict[str, Tensor]]:
-    """Run in this process. Yields the events of the driver, and returns the final model's tensors."""
-    with bounded_memory(run_spec.device, run_spec.experiment.engine.gpus):
-        return (
-            yield from settings.in_turns(
-                _in_process(run_spec, stop, host or Host()), lambda: settings.computing(run_spec)
-            )
-        )
-
-
-def _in_process(run_spec: RunSpec, stop: Callable[[], int], host: Host) -> Generator[Event, None, dict[str, Tensor]]:
-    """The same, with the settings of the run whenever it is asked for an event."""
-
-    def beat() -> None:
-        if stop():
-            raise Interrupted(stop())
-
-    split = host.split(run_spec)
-    beat()
-    run_spec, plan_line = host.plan(run_spec, split)
-    beat()
-    with host.driver(run_spec, split, beat) as driver:
-        for line in (plan_line, *taken_notes()):
-            driver.log(line)
-        if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
-            driver.log(clause)
-        if unused := unused_rows(split):
-            driver.log(unused)
-        yield from driver.rounds()
-        return driver.tensors()

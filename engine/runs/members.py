@@ -1,143 +1,268 @@
-"""What the runs of one process share: data, proofs of kernels, and local training."""
+"""Several runs in one process, whose local training is done together. Such runs are called members.
+
+Each member is a run as any other, with its own driver, records, checkpoints and folder. It is a generator: it is sent
+on until it needs a phase of local training or an evaluation, waits for somebody, or ends. When no member can go on, the
+evaluations that they need are made in one pass over the rows, and then the phases of local training are run at once,
+see `clients.members`. A phase that cannot be run with others is run by the member's own pool.
+
+That it computes the same is checked, once for all members whose methods have the same form and differ in the same
+numbers. The first round of such a member is trained alone as well, and what is kept is the result of the run alone. If
+the two do not agree, no member of this form is trained with others. Nor is it if its method cannot have tensors as
+numbers under vmap, as a method that branches on the value of a number.
+"""
 
 from __future__ import annotations
 
-import json
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+import torch
+
 from ...workloads.workload import Split
-from ..backends.members import Lockstep, Member, MemberPool
-from ..clients.worker import Data
-from ..fleet.planner import build_sampler
-from ..method_form.numbers import form
-from ..planning.data import checked_split, keep_partition
-from ..planning.execution_plan import asks_for_kernels, kernels_to_try
-from ..rounds.pool import Pool
+from ..accelerators import settings
+from ..accelerators.notes import as_facts
+from ..backends.local import LocalPool
+from ..clients.batches import Draws
+from ..clients.members import (
+    Evaluation,
+    Part,
+    Trainers,
+    can_be_joined,
+    common_form,
+    evaluate_together,
+    evaluated_form,
+    taken_apart,
+    train_together,
+)
+from ..errors import Interrupted, type_and_first_line
+from ..kernels.agreement import Rounding, agrees, excess
+from ..method_form.numbers import Path, differing
+from ..records.history import Event
+from ..reduction.tree import TaskResult
+from ..rounds.driver import Driver
+from ..rounds.pool import Phase, Results
 from ..run_spec import RunSpec
-from ..state.row_files import StateLayout
 from .host import Host
-from .launch import execute
-from .result import Result
+from .shared_data import SharedData
 
-KEPT_BYTES = 1 << 30
-"""The data of earlier runs is kept for later ones up to this size, at least that of the last run."""
+Way = tuple[Hashable, tuple[Path, ...]]
+"""What a proof is for: (the form of members that are trained together, which numbers differ among them)."""
 
 
-class SharedHost:
-    """A process with several runs, which are called members."""
+class Member(Host):
+    """A run of a process with several."""
 
-    def __init__(self) -> None:
-        self.lockstep = Lockstep()
-        self.splits: OrderedDict[str, Split] = OrderedDict()
-        self.proofs: dict[Hashable, dict[str, Any]] = {}
-        self.checked: set[Hashable] = set()  # what runs that broke no rule on their data have in common with others
+    def __init__(
+        self,
+        members: Members,
+        planned: Callable[[RunSpec], None] = lambda run_spec: None,
+        waits: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """planned: called when the run's execution plan is known. waits: whether the run waits for somebody, which is
+        asked after each round."""
+        self.members, self.planned, self.waits = members, planned, waits
+        self.phase: Phase | None = None  # that it needs
+        self.together: list[TaskResult] = []  # of the tasks of this phase that were run together with others
+        self.way: Way = (None, ())  # in which they were
+        self.noted = False  # whether the log says how well the run agrees with the run alone
+        self.alone = ""  # why it is not trained with others; "" if it may be
+        self.seconds = 0.0  # that its steps and its shares of phases have taken
+        self.since = 0.0  # when its step began
 
+    # --- a host -------------------------------------------------------------------------------------------------------
     def split(self, run_spec: RunSpec) -> Split:
-        """The data of a run after all checks. Runs whose methods differ in numbers alone are checked once."""
-        split, same = self._split(run_spec), same_but_numbers(run_spec)
-        if same in self.checked:
-            keep_partition(run_spec, split)
-            return split
-        split = checked_split(run_spec, split)
-        if same is not None:
-            self.checked.add(same)
-        return split
-
-    def get_ready(self, run_spec: RunSpec) -> None:
-        """Load the data of a run, check them, and prove the kernels that it may choose, before the run begins."""
-        split = self.split(run_spec)
-        run_spec = run_spec.with_proofs(self.proofs_of(run_spec))
-        if asks_for_kernels(run_spec, split):
-            kernels_to_try(run_spec, split)
-
-    def _split(self, run_spec: RunSpec) -> Split:
-        """The data of a run, loaded and divided once for all runs with the same data, clients and seed."""
-        key = data_key(run_spec)
-        if key is None:
-            return run_spec.split()
-        if key not in self.splits:
-            self.splits[key] = run_spec.split()
-        self.splits.move_to_end(key)
-        while len(self.splits) > 1 and sum(map(byte_count, self.splits.values())) > KEPT_BYTES:
-            self.splits.popitem(last=False)
-        return self.splits[key]
-
-    def proofs_of(self, run_spec: RunSpec) -> dict[str, Any]:
-        """The proofs of kernels for all runs with the same data and model whose methods differ in numbers alone."""
-        same = same_but_numbers(run_spec)
-        return {} if same is None else self.proofs.setdefault(same, {})
-
-
-class MemberHost(Host):
-    """The host of one member."""
-
-    def __init__(self, shared: SharedHost, member: Member, planned: Callable[[RunSpec], None]) -> None:
-        """planned: called when the run's execution plan is known."""
-        self.shared, self.member, self.planned = shared, member, planned
-
-    def split(self, run_spec: RunSpec) -> Split:
-        return self.shared.split(run_spec)
+        return self.members.data.split(run_spec)
 
     def plan(self, run_spec: RunSpec, split: Split) -> tuple[RunSpec, str]:
-        planned, line = super().plan(run_spec.with_proofs(self.shared.proofs_of(run_spec)), split)
+        planned, line = super().plan(run_spec.with_proofs(self.members.data.proofs_of(run_spec)), split)
         self.planned(planned)
         return planned, line
 
-    def pool(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> Pool:
-        return MemberPool(self.member, run_spec, data, layout, beat)
+    def steps(self, driver: Driver) -> Iterator[Event | Phase]:
+        assert isinstance(driver.pool, LocalPool)
+        self.pool, self.run, driver.clock = driver.pool, driver.retry.run, self.clock
+        self.pool.worker.draws = self.members.draws
+        return driver.steps()
 
+    def clock(self) -> float:
+        """The seconds of this member alone: those of its steps, and its shares of phases that were run together."""
+        return self.seconds + time.perf_counter() - self.since
 
-def execute_together(
-    runs: Sequence[tuple[RunSpec, Any]], stop: Callable[[], int] = lambda: 0
-) -> list[Result | BaseException]:
-    """Execute some runs in this process, together where that is possible.
+    # --- the run ------------------------------------------------------------------------------------------------------
+    def begin(self, run: Generator[Any, Results | None, object]) -> None:
+        """Join the members of the process. run: the run, as `launch.play` executes it with this host."""
+        self.generator = run
+        self.members.running.append(self)
 
-    runs: specifications, and the RunDirectory or None of each, as `launch.execute` takes them. stop: returns the number
-    of a signal that shall end all runs, or 0. Returns the result of each run, or the exception that ended it.
-    """
-    shared, ended = SharedHost(), dict[int, Result | BaseException]()
-
-    def thread(number: int, member: Member) -> None:
-        member.enter()
+    def go_on(self, results: Results | None = None) -> None:
+        """Send the run on to its next phase, until it waits, or to its end. results: of its last phase."""
+        self.phase, self.together, self.since = None, [], time.perf_counter()
         try:
-            host = MemberHost(shared, member, lambda run_spec: None)
-            ended[number] = execute(*runs[number], [], stop, host)
-        except BaseException as error:
-            ended[number] = error
+            while self.phase is None:
+                item = self.generator.send(results)
+                results = None
+                if isinstance(item, Phase):
+                    self.phase = item
+                elif self.waits():
+                    break
+        except StopIteration:
+            self.members.running.remove(self)
         finally:
-            member.leave()
+            self.seconds += time.perf_counter() - self.since
 
-    for number in range(len(runs)):
-        threading.Thread(target=thread, args=(number, shared.lockstep.join()), daemon=True).start()
-    while shared.lockstep.members:
-        shared.lockstep.advance()
-    return [ended[number] for number in range(len(runs))]
+    def results(self, phase: Phase) -> Results:
+        """The results of the phase that the member needs: those of the tasks that were run together, or its own."""
+        if why := self.members.refused.get(self.way[0]):
+            self.alone, self.together = why, []
+        if len(self.together) < len(phase.tasks):
+            notes = [f"trained without the other runs of this process: {self.alone}"] if self.alone else []
+            return noted(self.run(phase), notes)
+        if self.way in self.members.proven:
+            return noted(self.together, self._agreement("another run"))
+        return self._proved(phase, self.together)
+
+    def _agreement(self, where: str) -> list[str]:
+        """A note on how well the run agrees with the run alone, unless the log has one. where: it was found out."""
+        how, before, self.noted = self.members.proven[self.way], self.noted, True
+        return [] if before else [f"clients are trained together with those of other runs, {how} in {where}"]
+
+    def _proved(self, phase: Phase, together: list[TaskResult]) -> Results:
+        """Run a phase alone that was run together with others, and compare the results. Yields those of the run alone.
+
+        The rounding that is allowed is the difference between the two ways in which a run trains its clients, one after
+        another and in blocks, times `FACTOR`, and `ROUNDINGS` of a tensor's largest entry in any case.
+        """
+        self.pool.worker.vectorise = False
+        try:
+            one_by_one = list(self.pool.run_phase(phase))
+        finally:
+            self.pool.worker.vectorise = True
+        outcomes = list(self.pool.run_phase(phase))
+        alone = [outcome for outcome in outcomes if isinstance(outcome, TaskResult)]
+        other = [outcome for outcome in one_by_one if isinstance(outcome, TaskResult)]
+        if len(alone) < len(outcomes) or len(other) < len(one_by_one):  # a client failed: the next round is the proof
+            yield from self.run(phase)
+            return
+        exact, off = compared(alone, sorted(together, key=lambda result: result.index), other)
+        if off:
+            self.alone = self.members.refused[self.way[0]] = off
+            notes = [f"trained without the other runs of this process: {off}"]
+        else:
+            self.members.proven[self.way] = f"{'to the bit' if exact else 'within rounding'} to the same result"
+            notes = self._agreement("this round")
+        yield from noted(alone, notes)
 
 
-def same_but_numbers(run_spec: RunSpec) -> Hashable | None:
-    """What runs with the same data and model have in common whose methods differ in numbers alone; None if it cannot be
-    compared."""
-    experiment, key = run_spec.experiment, data_key(run_spec)
-    if key is None:
-        return None
-    sections = (experiment.federation.local.model_dump_json(), experiment.engine.model_dump_json())
-    with_rms = build_sampler(run_spec).needs_rms  # the losses of single examples, which a chain does not give
-    return (key, form(run_spec.method()), *sections, with_rms)
+class Members:
+    """The runs of a process."""
+
+    def __init__(self) -> None:
+        self.data = SharedData()
+        self.running: list[Member] = []
+        self.trainers, self.draws = Trainers(), Draws()
+        # form of trainers -> why members of this form cannot be trained together
+        self.refused: dict[Hashable, str] = {}
+        # how well members that were trained in this way agree with runs alone
+        self.proven: dict[Way, str] = {}
+
+    def advance(self) -> bool:
+        """Send every member on that can go on, then run the phases that members need; returns whether any member did
+        anything."""
+        able = [member for member in self.running if member.phase is None and not member.waits()]
+        for member in able:
+            member.go_on()
+        while evaluating := self._needing("evaluate"):
+            self._evaluate(evaluating)
+        if training := self._needing("train"):
+            self._train(training)
+        return bool(able or training)
+
+    def _needing(self, call: str) -> list[tuple[Member, Phase]]:
+        """The members that need a phase of this kind."""
+        return [(each, each.phase) for each in self.running if each.phase is not None and each.phase.call == call]
+
+    def _evaluate(self, needing: Sequence[tuple[Member, Phase]]) -> None:
+        """Make the evaluations that these members need, and share the time among those that have a pass in common."""
+        groups: dict[Hashable, list[tuple[Member, Phase, Evaluation]]] = defaultdict(list)
+        for member, phase in needing:
+            evaluation = Evaluation(member.pool.worker, phase.tasks, phase.broadcast)
+            groups[evaluated_form(evaluation)].append((member, phase, evaluation))
+        for group in groups.values():
+            began, made = time.perf_counter(), list[list[TaskResult]]()
+            alike = settings.computing(group[0][2].worker.run_spec)
+            if len(group) > 1:
+                with alike, suppress(Exception):  # each member meets the failure of a report, or a stop, by itself
+                    made = evaluate_together([evaluation for _, _, evaluation in group])
+            took = (time.perf_counter() - began) / len(group)
+            for place, (member, phase, _) in enumerate(group):
+                member.seconds += took
+                member.go_on(iter(made[place]) if made else member.run(phase))
+
+    def _train(self, needing: Sequence[tuple[Member, Phase]]) -> None:
+        """Run the phases of local training that these members need, and share the time of what is run together."""
+        began, groups = time.perf_counter(), defaultdict[Hashable, list[tuple[Member, Part]]](list)
+        joined = [(member, phase) for member, phase in needing if can_be_trained_together(member, phase)]
+        for member, phase in joined if len(joined) > 1 else ():
+            with settings.computing(member.pool.worker.run_spec), torch.no_grad():
+                for task in phase.tasks:
+                    part = Part(member.pool.worker, member.pool.worker.begin(task, phase.broadcast))
+                    groups[common_form(part)].append((member, part))
+        others = set[int]()  # members that have a task in common with another one
+        for group in groups.values():
+            if len(found := {id(member) for member, _ in group}) > 1:
+                others |= found
+        for group in groups.values():
+            if parts := [(member, part) for member, part in group if id(member) in others]:
+                self._train_parts(parts)
+        took = (time.perf_counter() - began) / max(1, len(joined))
+        for member, _ in joined:
+            member.seconds += took
+        for member, phase in needing:
+            member.go_on(member.results(phase))
+
+    def _train_parts(self, group: list[tuple[Member, Part]]) -> None:
+        """Train the tasks of members that have a common form."""
+        apart = [taken_apart(part.under_way.trainer) for _, part in group]
+        form, paths = apart[0].form, tuple(differing([each.numbers for each in apart]))
+        results: list[TaskResult] = []
+        if form not in self.refused:
+            try:
+                with settings.computing(group[0][1].worker.run_spec), torch.no_grad():
+                    results = train_together([part for _, part in group], self.trainers)
+            except Interrupted:  # a member is to stop, and finds that out when it begins the phase by itself
+                return
+            except Exception as error:  # whatever a method does with tensors as numbers, or a client's failure
+                self.refused[form] = f"to train them together raised {type_and_first_line(error)}"
+        for place, (member, _) in enumerate(group):
+            member.way = form, paths
+            member.together += results[place : place + 1]
 
 
-def data_key(run_spec: RunSpec) -> str | None:
-    """What the data of a run depends on, as text; None if it cannot be compared."""
-    experiment = run_spec.experiment
-    if not isinstance(experiment.workload, str | dict) or not isinstance(experiment.attack, str | dict | None):
-        return None
-    evaluate, plugins = experiment.evaluate.model_dump(mode="json"), [plugin.module for plugin in run_spec.plugins]
-    where = [experiment.seed, experiment.federation.clients, experiment.engine.dtype]
-    return json.dumps([experiment.workload, experiment.attack, evaluate, plugins, where], sort_keys=True, default=repr)
+def can_be_trained_together(member: Member, phase: Phase) -> bool:
+    """Whether a phase of local training may be run together with those of other members."""
+    return not member.alone and can_be_joined(member.pool.worker, phase.tasks)
 
 
-def byte_count(split: Split) -> int:
-    """The bytes of the columns of a split."""
-    return sum(column.nbytes for columns in (split.train, split.test) for column in columns.values())
+def noted(results: Iterable[Any], notes: list[str]) -> Results:
+    """The results, which have notes for the log."""
+    for result in results:
+        if notes and isinstance(result, TaskResult):
+            result = result._replace(facts={**result.facts, **as_facts(notes)})
+        yield result
+
+
+def compared(
+    alone: Sequence[TaskResult], together: Sequence[TaskResult], one_by_one: Sequence[TaskResult]
+) -> tuple[bool, str]:
+    """(whether two results are equal to the bit, why they do not agree within rounding or ""). one_by_one: the result
+    of clients that were trained one after another."""
+    plain, fast, other = (
+        [torch.from_numpy(leaf) for result in results for leaf in result.leaves or []]
+        for results in (alone, together, one_by_one)
+    )
+    if found := excess(plain, fast, Rounding(other)):
+        return False, f"its sums differ by {found.off:.1e}, where rounding explains {found.allowed:.1e}"
+    return agrees(plain, fast), ""

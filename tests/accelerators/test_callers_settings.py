@@ -16,14 +16,14 @@ from torch import nn
 
 from fedfleet.engine import run
 from fedfleet.engine.accelerators import settings
-from fedfleet.engine.accelerators.settings import applied, released
+from fedfleet.engine.accelerators.settings import applied
 from fedfleet.engine.api import new_run, rounds
 from fedfleet.engine.clients.modules import DrawRecorder, evaluating
 from fedfleet.engine.runs.expected_columns import columns
-from fedfleet.engine.runs.members import execute_together
 from fedfleet.workloads import counted
 from fedfleet.workloads.drawing import initial
 
+from ..engine.setups import execute_together
 from ..test_conformance import Few, few
 
 _C: Any = torch._C
@@ -310,7 +310,7 @@ def test_modules_that_another_thread_calls_are_not_touched():
     assert recorder.found == ""
 
 
-def test_a_turn_lasts_until_it_is_left_or_given_away():
+def test_a_turn_lasts_until_it_is_left():
     order: list[str] = []
     began, waits = threading.Event(), threading.Event()
 
@@ -328,12 +328,10 @@ def test_a_turn_lasts_until_it_is_left_or_given_away():
             waits.wait(WAIT)
             with applied():  # within itself
                 order.append("first")
-            with released():
-                assert torch.get_default_dtype() == torch.float64
-                thread.join(WAIT)
-            order.append("again")
-            assert torch.get_default_dtype() == torch.float32
-        assert order == ["first", "other torch.float32", "again"]
+            order.append(f"again {torch.get_default_dtype()}")
+        thread.join(WAIT)
+        assert torch.get_default_dtype() == torch.float64
+        assert order == ["first", "again torch.float32", "other torch.float32"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

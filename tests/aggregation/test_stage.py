@@ -32,7 +32,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.reduction.accumulator import block_sums
-from fedfleet.engine.reduction.round_totals import RoundTotals
+from fedfleet.engine.reduction.tree import RoundTotals
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.folders import message_folder
 from fedfleet.workloads.data.digits import Digits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,13 @@ from torch import nn
 
 from fedfleet.engine.api import Result, run
 from fedfleet.engine.config.schema import Experiment, experiment
+from fedfleet.engine.records.history import Record
 from fedfleet.engine.rounds.driver import Driver
-from fedfleet.engine.runs.host import Host
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.rounds.pool import finished
+from fedfleet.engine.run_spec import RunSpec
+from fedfleet.engine.runs import host
+from fedfleet.engine.runs.launch import play, prepare
+from fedfleet.engine.runs.members import Member, Members
 from fedfleet.engine.state.row_files import RowFiles
 from fedfleet.workloads.workload import Model
 
@@ -82,8 +86,33 @@ def run_and_count(made: Experiment, owner: Any, name: str, monkeypatch: pytest.M
 def driver_here(made: Experiment, directory: Path | None = None) -> Iterator[Driver]:
     """The driver of a run, with one worker in this process. directory: of the run's files, None for none."""
     run_spec = prepare(made, "test", directory)
-    with Host().driver(run_spec, run_spec.split()) as driver:
+    with host.driver_here(run_spec, run_spec.split()) as driver:
         yield driver
+
+
+def next_round(driver: Driver) -> Record:
+    """The record of the driver's next round, which begins without a pass over all clients."""
+    return finished(driver.run_round({}), driver.retry.run)
+
+
+def execute_together(
+    runs: Sequence[tuple[RunSpec, Any]], stop: Callable[[], int] = lambda: 0
+) -> list[Result | BaseException]:
+    """The result of each run, or the exception that ended it, of runs that this process executes side by side."""
+    members, ended = Members(), dict[int, Result | BaseException]()
+
+    def run_of(number: int, member: Member) -> Generator[Any, Any, None]:
+        try:
+            ended[number] = yield from play(*runs[number], [], stop, member)
+        except BaseException as error:
+            ended[number] = error
+
+    for number in range(len(runs)):
+        member = Member(members)
+        member.begin(run_of(number, member))
+    while members.running:
+        members.advance()
+    return [ended[number] for number in range(len(runs))]
 
 
 def states_of(driver: Driver) -> list[Any]:

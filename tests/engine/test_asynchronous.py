@@ -23,7 +23,7 @@ from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.workload import Split
 
 from ..reference.asynchronous import Reference, scalar_descent, scalar_fednova
-from .setups import driver_here, states_of
+from .setups import driver_here, next_round, states_of
 
 EQUAL = {"devices": {"name": "equal"}}
 UNEQUAL = {"devices": {"name": "lognormal", "sigma": 1.0}, "dropout": 0.1}
@@ -207,7 +207,7 @@ def test_models_are_the_references(pace, options):
         for number in range(1, 10):
             jobs = timeline_of(driver).update(number).jobs
             updates.append((0.0, [(job.client, job.version, job.staleness, job.visit) for job in jobs]))
-            driver.run_round({})
+            next_round(driver)
             found.append(float(driver.model().flat))
     weight = polynomial if Asynchronous.model_validate(pace).weight == "polynomial" else lambda tau: 1.0
     computed = scalar_descent(updates, weight, start=4.0, lr=lambda version: 0.5 * 0.8**version, **options)
@@ -232,7 +232,7 @@ def test_fednova_takes_the_mean_of_the_steps_over_the_buffer(pace, options):
         for number in range(1, 10):
             jobs = timeline_of(driver).update(number).jobs
             updates.append([(job.client, job.version, job.staleness, job.steps) for job in jobs])
-            record = driver.run_round({})
+            record = next_round(driver)
             found.append(float(driver.model().flat))
             stale = [options.get("mix", 1.0) * polynomial(job.staleness) for job in jobs]
             assert record["async/weight"] == pytest.approx(sum(stale) / len(jobs))
@@ -258,7 +258,7 @@ def test_averaged_states_are_states(pace):
     with driver_here(digits(pace, method, 8, UNEQUAL)) as driver:
         for number in range(1, 9):
             jobs = timeline_of(driver).update(number).jobs
-            driver.run_round({})
+            next_round(driver)
             weights = np.array([polynomial(job.staleness) for job in jobs])
             own = np.array([counts[job.version] + 3 for job in jobs])
             counts.append(float((weights * own).sum() / weights.sum()))
@@ -330,7 +330,7 @@ def test_control_variates_stay_the_mean_of_the_clients(buffer):
     with driver_here(digits({"name": "buffered", "buffer": buffer, "staleness": 2}, SCAFFOLD, 12, UNEQUAL)) as driver:
         discarded = 0
         for _ in range(12):
-            record = driver.run_round({})
+            record = next_round(driver)
             discarded += record["async/discarded"] + record["client/lost"]
             own = [state.own.flat.double() for state in states_of(driver)]
             shared = driver.server.public.shared.flat.double()
@@ -453,7 +453,7 @@ def test_updates_without_any_weight_move_nothing():
         weights = []
         for _ in range(8):
             before = driver.model().flat.clone()
-            weights.append(driver.run_round({})["async/weight"])
+            weights.append(next_round(driver)["async/weight"])
             assert torch.equal(driver.model().flat, before) == (weights[-1] == 0)
     assert 0 in weights
     fresh = {**pace, "divide": "weights", "staleness": 0}  # what would have no weight is discarded

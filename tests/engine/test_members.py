@@ -15,7 +15,6 @@ from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine import Result, resume, run
 from fedfleet.engine.api import new_run
-from fedfleet.engine.backends import members as backend
 from fedfleet.engine.clients import members, worker
 from fedfleet.engine.clients.batches import BlockForm, stream
 from fedfleet.engine.clients.local_training import LocalTrainer
@@ -25,15 +24,16 @@ from fedfleet.engine.errors import ConfigError, Diverged, EvaluationFailed, Inte
 from fedfleet.engine.method_form.numbers import differing, form, numbers, with_numbers
 from fedfleet.engine.planning.execution_plan import candidates
 from fedfleet.engine.run_spec import RunSpec
+from fedfleet.engine.runs import members as backend
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.engine.runs.members import SharedHost, execute_together
+from fedfleet.engine.runs.shared_data import SharedData
 from fedfleet.engine.state.checkpoint import checkpointed_rounds
 from fedfleet.tune.executor.executor import check_together, why_not_together
 from fedfleet.tune.search.plan import SearchSettings
 from fedfleet.tune.study.spec import Tune
 
 from ..test_conformance import spec as with_arguments
-from .setups import EPOCHS, STEPS, digits
+from .setups import EPOCHS, STEPS, digits, execute_together
 from .test_minimax import auc
 
 METHODS_OF_MEMBERS: dict[str, list[dict[str, Any]]] = {
@@ -144,10 +144,10 @@ def test_a_sampler_that_bears_no_chain_keeps_it_from_no_other_run():
 
     def kernels(*samplers: str) -> set[str]:
         """Of the plans of the last of these runs, which share their process."""
-        host, seen = SharedHost(), set()
+        data, seen = SharedData(), set()
         for run_spec in map(asked, samplers):
-            host.get_ready(run_spec)
-            seen = {plan.kernels for plan in candidates(run_spec, host.split(run_spec))}
+            data.get_ready(run_spec)
+            seen = {plan.kernels for plan in candidates(run_spec, data.split(run_spec))}
         return seen
 
     assert kernels("oort", "uniform") == kernels("uniform") >= {"torch", "chain"}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedfleet.engine.cohorts.tasks import ClientTask, TrainingTask, tree_shape
-from fedfleet.engine.reduction.round_totals import reduce_in_order
 from fedfleet.engine.reduction.tree import (
     PartialSum,
     TaskResult,
@@ -16,6 +15,7 @@ from fedfleet.engine.reduction.tree import (
     TreeShape,
     add_leaves,
     add_sparse,
+    reduce_in_order,
 )
 
 

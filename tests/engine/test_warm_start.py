@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.config.registry import resolve, signature
+from fedfleet.engine.rounds.pool import finished
 from fedfleet.workloads.stateless import Stateless
 from tests.test_conformance import Few, few, spec
 
@@ -35,7 +36,7 @@ def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     """(the server's state after the warm start, the states of all clients)."""
     base = few(method, plan={"local": {"steps": 3, "batch": batch}}, engine=engine)
     with driver_here(base.model_copy(update={"method": {**spec(method), "start": "gradient"}})) as driver:
-        assert driver.warm_start()
+        assert finished(driver.warm_start(), driver.retry.run)
         return driver.server, states_of(driver)
 
 

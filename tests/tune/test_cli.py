@@ -340,7 +340,7 @@ def test_a_run_says_what_it_is_before_it_starts(here: Path, monkeypatch: pytest.
     def refuses(*asked: Any, **how: Any) -> None:
         raise FedFleetError(f"printed before: {said.getvalue()}")
 
-    monkeypatch.setattr("fedfleet.engine.runs.launch._play_rounds", refuses)
+    monkeypatch.setattr("fedfleet.engine.runs.launch.events_of", refuses)
     with pytest.raises(
         FedFleetError, match=r"printed before: scaffold on digits: .*, 2 workers on Ray, in /.*/mine\n$"
     ):

@@ -1,6 +1,6 @@
 """A process that executes several runs at once, which share what runs can share. The fork server starts it.
 
-Each run has a thread of its own, and one of them has the turn; see `engine.backends.members`. Messages of the driver:
+They take turns in one thread, see `engine.runs.members`; another one listens. Messages of the driver:
 
     ("data", experiment)         plain data of an experiment, whose data runs will need soon
     ("runs", [RunRequest, ...])  the runs to begin, which answers "room"
@@ -23,17 +23,16 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ...engine.backends.members import Member
 from ...engine.config.schema import experiment
 from ...engine.memory import available_memory, collect_seldom
 from ...engine.run_spec import RunSpec
-from ...engine.runs.members import MemberHost, SharedHost
+from ...engine.runs.members import Member, Members
 from ...engine.stopping import on_signal
 from .processes import ProcessStart
 from .requested_run import RequestedRun
@@ -50,28 +49,26 @@ class MemberRun(RequestedRun):
         super().__init__(spec)
         self.runs_here, self.asked = runs_here, signal.SIGTERM if runs_here.ending else 0
         self.unanswered = False  # whether it waits for the answer to its last report
-        self.member: Member = runs_here.shared.lockstep.join()
-        self.host = MemberHost(runs_here.shared, self.member, lambda run_spec: runs_here.planned(spec.kind, run_spec))
-        threading.Thread(target=self._run, name=spec.key, daemon=True).start()
+        member = Member(runs_here.members, lambda run_spec: runs_here.planned(spec.kind, run_spec), self._waits)
+        self.host = member
+        member.begin(self._run())
 
-    def _run(self) -> None:
-        self.member.enter()
+    def _run(self) -> Generator[Any, Any, None]:
         try:
-            self.execute()
+            yield from self.execute()
         finally:
             del self.runs_here.runs[self.spec.key]
             self.runs_here.asks = True
-            self.member.leave()
+
+    def _waits(self) -> bool:
+        return self.unanswered and not self.asked
 
     def send(self, report: RunReport) -> None:
         self.unanswered = report.status == "running" and self.spec.columns is not None and self.spec.may_end
-        waits = self.unanswered  # the answer may come before `send` returns
         try:
             self.runs_here.connection.send(("report", self.spec.key, report))
         except OSError:  # the driver was killed
             self.asked = signal.SIGTERM
-        if waits:
-            self.member.wait_while(lambda: self.unanswered and not self.asked)
 
 
 class RunsHere:
@@ -79,21 +76,21 @@ class RunsHere:
 
     def __init__(self, connection: Connection, start: ProcessStart) -> None:
         self.connection, self.start = connection, start
-        self.shared = SharedHost()
+        self.members = Members()
         self.runs: dict[str, MemberRun] = {}
         self.rooms: dict[str, int] = {}  # kind -> how many runs of this kind fit into the process
         self.asks = True  # whether there may be room that the driver does not know of
         self.waits = False  # whether the driver has not answered yet that it was asked
         self.ending = False
         self.inbox: queue.Queue[Callable[[], None]] = queue.Queue()
-        """What is to be done in the main thread. After it, the threads of runs may be able to go on."""
+        """What is to be done in the main thread. After it, runs may be able to go on."""
 
     def serve(self) -> None:
         """Execute runs until the driver asks to stop, or is gone."""
         threading.Thread(target=self._listen, daemon=True).start()
         while not self.ending or self.runs:
             self._ask()
-            idle = not self.shared.lockstep.advance()
+            idle = not self.members.advance()
             with suppress(queue.Empty):
                 while True:
                     self.inbox.get(timeout=HEARTBEAT_SECONDS if idle or self.waits else 0.0)()
@@ -106,7 +103,7 @@ class RunsHere:
     def _load(self, data: dict[str, Any]) -> None:
         """Get ready for runs with the data of an experiment. If that fails, the run will say so."""
         with suppress(Exception):
-            self.shared.get_ready(RunSpec.of("data", experiment(data)))
+            self.members.data.get_ready(RunSpec.of("data", experiment(data)))
 
     def _listen(self) -> None:
         """Receive the driver's messages, in a thread of its own: a run can then be asked to end within a round."""

@@ -7,9 +7,11 @@ left a checkpoint, the run is resumed; else it begins again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...engine.api import new_run, old_run
 from ...engine.config.schema import experiment
@@ -18,10 +20,11 @@ from ...engine.records.lineage import lineage_of
 from ...engine.rounds.driver import Record
 from ...engine.run_spec import RunSpec
 from ...engine.runs.host import Host
-from ...engine.runs.launch import execute
+from ...engine.runs.launch import play
 from ...engine.runs.observer import Observer
 from ...engine.runs.run_directory import clear
 from ...engine.runs.saved_files import read_rows
+from ...engine.stopping import check
 from ...engine.storage.lock import Lock, in_use_error, make_folders
 from .source import HEARTBEAT_SECONDS, RunReport, RunRequest
 
@@ -43,8 +46,8 @@ class RequestedRun(Observer):
         self.last = time.monotonic()
 
     def send(self, report: RunReport) -> None:
-        """Send a report to the driver. After a report with the status `running` of a run with columns, wait for the
-        answer."""
+        """Send a report to the driver. The run waits for the answer to a report with the status `running` if it has
+        columns."""
         raise NotImplementedError
 
     # --- an observer --------------------------------------------------------------------------------------------------
@@ -65,12 +68,12 @@ class RequestedRun(Observer):
             self._report("running")
 
     # --- the run ------------------------------------------------------------------------------------------------------
-    def execute(self) -> None:
-        """Execute the run, and report how it ended."""
+    def execute(self) -> Generator[Any, Any, None]:
+        """Execute the run, and report how it ended. Yields what `launch.play` does."""
         folder = Path(self.spec.folder)
         try:
             with self._alone(folder):
-                self._run_or_read(folder)
+                yield from self._run_or_read(folder)
                 if not self.spec.keep_model:
                     (folder / "model.safetensors").unlink(missing_ok=True)
         except Interrupted:
@@ -83,7 +86,7 @@ class RequestedRun(Observer):
         else:
             self._report("finished")
 
-    def _run_or_read(self, folder: Path) -> None:
+    def _run_or_read(self, folder: Path) -> Generator[Any, Any, None]:
         """Begin the run, resume it, or read the records if it has finished."""
         if (folder / "result.json").is_file():
             self.rows = read_rows(folder / "rounds.parquet")
@@ -91,7 +94,7 @@ class RequestedRun(Observer):
         wanted = experiment(self.spec.experiment)
         if (folder / "run.json").is_file() and any((folder / "checkpoints").glob("round-*")):
             try:
-                execute(*old_run(wanted, folder), [self], self._asked, self.host)
+                yield from play(*old_run(wanted, folder), [self], self._asked, self.host)
                 return
             except InUse:
                 raise
@@ -100,23 +103,19 @@ class RequestedRun(Observer):
                     raise  # a fork cannot begin again by itself
                 self.rows.clear()
         clear(folder)
-        execute(*new_run(wanted, folder, self.spec.run_id), [self], self._asked, self.host)
+        yield from play(*new_run(wanted, folder, self.spec.run_id), [self], self._asked, self.host)
 
     @contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:
         """Hold the run's lock; wait for it if the process of a killed driver still works on this run."""
         make_folders(folder.parent)
         lock = Lock(folder.parent / f".{folder.name}.lock")
-        if not lock.wait(ORPHAN_SECONDS, self._check):
+        if not lock.wait(ORPHAN_SECONDS, partial(check, self._asked)):
             raise in_use_error(folder, lock)
         try:
             yield
         finally:
             lock.release()
-
-    def _check(self) -> None:
-        if self.asked:
-            raise Interrupted(self.asked)
 
     def _asked(self) -> int:
         return self.asked

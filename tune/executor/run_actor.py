@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class RunThread(RequestedRun):
         self.reports: queue.Queue[RunReport] = queue.Queue()
         self.heard = threading.Semaphore(0)
         self.unheard = False  # whether the run waits for the answer to its last report
-        self.thread = threading.Thread(target=self.execute, name="run", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="run", daemon=True)
         self.thread.start()
 
     # --- the driver's side --------------------------------------------------------------------------------------------
@@ -86,7 +87,11 @@ class RunThread(RequestedRun):
         if report.status == "running" and not self.asked:
             self.heard.acquire()
 
-    def _run_or_read(self, folder: Path) -> None:
+    def _run(self) -> None:
+        for _ in self.execute():
+            pass
+
+    def _run_or_read(self, folder: Path) -> Generator[Any, Any, None]:
         os.environ.update(self.variables)
         os.chdir(self.cwd)
-        super()._run_or_read(folder)
+        return super()._run_or_read(folder)

@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from torch import Tensor
 
+from ....workloads.client_index import ClientIndex
 from ....workloads.workload import Columns, taken_notes
 from ...accelerators.memory import bounded_memory
 from ...accelerators.settings import computing
@@ -27,7 +28,7 @@ from ...planning.autotune import measure
 from ...planning.data import checked_split
 from ...planning.execution_plan import asks_for_kernels, plan_execution
 from ...records.event_log import EventLog
-from ...rounds.driver import DataSummary, Driver, Event
+from ...rounds.driver import Driver, Event
 from ...rounds.pool import Pool
 from ...run_spec import RunSpec
 from ...state.folders import discard
@@ -77,12 +78,12 @@ class DriverProcess:
             self.events.end()
 
     def _rounds(self) -> dict[str, Tensor]:
-        data, summary, lines = self._data()
-        driver = Driver(self.run_spec, summary)
+        data, client_index, test_rows, lines = self._data()
+        driver = Driver(self.run_spec, client_index, test_rows)
         for line in lines:
             driver.log(line)
         try:
-            driver.start(lambda table: self._pool(data, summary, table, driver.log))
+            driver.start(lambda table: self._pool(data, client_index, table, driver.log))
             metrics = RunMetrics(self.run_spec, driver) if self.run_spec.experiment.tracking.metrics else None
             with metrics.exported() if metrics is not None else nullcontext():
                 for item in driver.rounds():
@@ -93,7 +94,7 @@ class DriverProcess:
         finally:
             driver.close()
 
-    def _pool(self, data: list[Any], summary: DataSummary, table: RowTable, log: Callable[[str], None]) -> Pool:
+    def _pool(self, data: list[Any], client_index: ClientIndex, table: RowTable, log: Callable[[str], None]) -> Pool:
         """The workers: those of this node alone where all of them are here, else those of a cluster's nodes.
 
         On a Ray that others use, the workers reserve their resources at once, or the run says within `engine.wait`
@@ -113,14 +114,15 @@ class DriverProcess:
             requests = [WorkerRequest(spot.group, placement.of(i), spot.node) for i, spot in enumerate(spots)]
             fixed = len(engine.groups()) == 1 and engine.workers != "auto"
             several = not here_all and not (fixed and all(spot.node == mine for spot in spots))
-        sizes = summary.client_index.sizes
+        sizes = client_index.sizes
         sizes = np.append(sizes, sizes.max())  # behind the last client is the server, with trusted examples
         steps = steps_of(sizes, self.run_spec.experiment.federation.local)
         hooks = Hooks(self._check, log)
         return RayPool(self.run_spec, data, table, hooks, steps, requests, placement, several)
 
-    def _data(self) -> tuple[list[Any], DataSummary, list[str]]:
-        """(references to the data in Ray's object store, its summary, lines for the log).
+    def _data(self) -> tuple[list[Any], ClientIndex, int, list[str]]:
+        """(references to the data in Ray's object store, the rows of every client, the number of test rows, lines for
+        the log).
 
         No copy of the data stays in this process. The lines are about the execution plan and about unused rows.
         """
@@ -132,11 +134,8 @@ class DriverProcess:
         with computing(self.run_spec), bounded_memory(device, gpus):
             self.run_spec, plan_line = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-        return (
-            data,
-            DataSummary(split.client_index, examples(split.test)),
-            [plan_line, *taken_notes(), *filter(None, [unused_rows(split)])],
-        )
+        lines = [plan_line, *taken_notes(), *filter(None, [unused_rows(split)])]
+        return data, split.client_index, examples(split.test), lines
 
     def _check(self) -> None:
         if self.signal:

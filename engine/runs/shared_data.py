@@ -1,0 +1,88 @@
+"""What the runs of one process share besides their phases: data, checks of the data, and proofs of kernels."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+from ...workloads.workload import Split
+from ..fleet.planner import build_sampler
+from ..method_form.numbers import form
+from ..planning.data import checked_split, keep_partition
+from ..planning.execution_plan import asks_for_kernels, kernels_to_try
+from ..run_spec import RunSpec
+
+KEPT_BYTES = 1 << 30
+"""The data of earlier runs is kept for later ones up to this size, at least that of the last run."""
+
+
+class SharedData:
+    """Data, checks and proofs that were made for earlier runs of this process."""
+
+    def __init__(self) -> None:
+        self.splits: OrderedDict[str, Split] = OrderedDict()
+        self.proofs: dict[Hashable, dict[str, Any]] = {}
+        self.checked: set[Hashable] = set()  # what runs that broke no rule on their data have in common with others
+
+    def split(self, run_spec: RunSpec) -> Split:
+        """The data of a run after all checks. Runs whose methods differ in numbers alone are checked once."""
+        split, same = self._split(run_spec), same_but_numbers(run_spec)
+        if same in self.checked:
+            keep_partition(run_spec, split)
+            return split
+        split = checked_split(run_spec, split)
+        if same is not None:
+            self.checked.add(same)
+        return split
+
+    def get_ready(self, run_spec: RunSpec) -> None:
+        """Load the data of a run, check them, and prove the kernels that it may choose, before the run begins."""
+        split = self.split(run_spec)
+        run_spec = run_spec.with_proofs(self.proofs_of(run_spec))
+        if asks_for_kernels(run_spec, split):
+            kernels_to_try(run_spec, split)
+
+    def _split(self, run_spec: RunSpec) -> Split:
+        """The data of a run, loaded and divided once for all runs with the same data, clients and seed."""
+        key = data_key(run_spec)
+        if key is None:
+            return run_spec.split()
+        if key not in self.splits:
+            self.splits[key] = run_spec.split()
+        self.splits.move_to_end(key)
+        while len(self.splits) > 1 and sum(map(byte_count, self.splits.values())) > KEPT_BYTES:
+            self.splits.popitem(last=False)
+        return self.splits[key]
+
+    def proofs_of(self, run_spec: RunSpec) -> dict[str, Any]:
+        """The proofs of kernels for all runs with the same data and model whose methods differ in numbers alone."""
+        same = same_but_numbers(run_spec)
+        return {} if same is None else self.proofs.setdefault(same, {})
+
+
+def same_but_numbers(run_spec: RunSpec) -> Hashable | None:
+    """What runs with the same data and model have in common whose methods differ in numbers alone; None if it cannot be
+    compared."""
+    experiment, key = run_spec.experiment, data_key(run_spec)
+    if key is None:
+        return None
+    sections = (experiment.federation.local.model_dump_json(), experiment.engine.model_dump_json())
+    with_rms = build_sampler(run_spec).needs_rms  # the losses of single examples, which a chain does not give
+    return (key, form(run_spec.method()), *sections, with_rms)
+
+
+def data_key(run_spec: RunSpec) -> str | None:
+    """What the data of a run depends on, as text; None if it cannot be compared."""
+    experiment = run_spec.experiment
+    if not isinstance(experiment.workload, str | dict) or not isinstance(experiment.attack, str | dict | None):
+        return None
+    evaluate, plugins = experiment.evaluate.model_dump(mode="json"), [plugin.module for plugin in run_spec.plugins]
+    where = [experiment.seed, experiment.federation.clients, experiment.engine.dtype]
+    return json.dumps([experiment.workload, experiment.attack, evaluate, plugins, where], sort_keys=True, default=repr)
+
+
+def byte_count(split: Split) -> int:
+    """The bytes of the columns of a split."""
+    return sum(column.nbytes for columns in (split.train, split.test) for column in columns.values())
