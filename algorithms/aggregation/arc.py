@@ -27,9 +27,6 @@ class Arc(Before):
     def fewest(self, f: int) -> int:
         return 2 * f + 1
 
-    def faults(self, f: int) -> int:
-        return f if self.f is None else self.f
-
     def apply(self, x: Messages) -> Messages:
         k = 2 * x.f * (x.count - x.f) // x.count
         return x.scale(factors(x.norms, float(np.sort(x.norms)[::-1][k]), None))

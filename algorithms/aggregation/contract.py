@@ -61,8 +61,9 @@ class Before(ABC):
         return 1
 
     def faults(self, f: int) -> int:
-        """f of this part, where the rule that follows it has `f`."""
-        return f
+        """f of this part, where the rule that follows it has `f`: its own if it has one."""
+        own = getattr(self, "f", None)
+        return f if own is None else own
 
     def scaled(self, drawn: int, cohort: int) -> Before:
         """The part for a round with `drawn` clients, see `Aggregator.scaled`. An f of its own is one of `cohort`."""

@@ -30,9 +30,6 @@ class Nnm(Before):
     def fewest(self, f: int) -> int:
         return f + 1
 
-    def faults(self, f: int) -> int:
-        return f if self.f is None else self.f
-
     def apply(self, x: Messages) -> Messages:
         distances2 = x.distances2
         np.fill_diagonal(distances2, -1.0)

@@ -224,33 +224,21 @@ def signs(
 
 
 # --- what workers write of an attack ----------------------------------------------------------------------------------
-def direction(
-    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, byzantine: int, length: int,
-    key: Tensor,
-) -> np.ndarray:  # fmt: skip
-    """Write the direction of the attack, and return its squared norm, (1,)."""
-    return written(files, piece, to, stage.attack.direction(known(files, piece, rows, byzantine, length, key)))
-
-
 def forged(
     files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, byzantine: int, length: int,
-    key: Tensor, numbers: tuple[float, ...],
+    key: Tensor, numbers: tuple[float, ...] | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Write what Byzantine clients send, and return the squared norms, (1,) if all of them send the same, else (B,).
-    numbers: of the attack's plan."""
-    return written(files, piece, to, stage.attack.forge(known(files, piece, rows, byzantine, length, key, numbers)))
 
-
-def known(
-    files: MessageRows, piece: Piece, rows: np.ndarray, byzantine: int, length: int, key: Tensor,
-    numbers: tuple[float, ...] = (),
-) -> Columns:  # fmt: skip
-    """A piece of the rows that the attacker knows; see `Columns`."""
+    rows: those that the attacker knows. to: those to write. byzantine, length, key: see `Columns`. numbers: of the
+    attack's plan, or None to write its direction.
+    """
     x = files.read_double(rows, piece.span)
     mean = np.add.reduce(x, axis=0) / len(x)
     squares = np.add.reduce(np.square(x - mean), axis=0)
     deviation = np.sqrt(squares / (len(x) - 1)) if len(x) > 1 else np.zeros_like(mean)
-    return Columns(x, mean, deviation, byzantine, numbers, piece.first, length, key)
+    known = Columns(x, mean, deviation, byzantine, numbers or (), piece.first, length, key)
+    return written(files, piece, to, stage.attack.direction(known) if numbers is None else stage.attack.forge(known))
 
 
 def written(files: MessageRows, piece: Piece, to: np.ndarray, vectors: np.ndarray) -> np.ndarray:

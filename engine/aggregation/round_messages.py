@@ -1,7 +1,7 @@
-"""The messages of one round, which the driver reads as lazy matrices: workers compute what it asks for.
+"""The messages of one round, which lie in rows of files: the driver asks, and the workers pass over the rows to answer.
 
-The workers have written the messages to rows of files, and pass over them once for each question. Parts of a Gram
-matrix are added in the order of a tree over the tasks of a pass.
+For each vector of a message they are a matrix (S, P) that is never in memory. Parts of a Gram matrix are added in the
+order of a tree over the tasks of a pass.
 """
 
 from __future__ import annotations
@@ -109,16 +109,16 @@ class RoundMessages:
         all_rows[who], all_norms2[who] = rows, norms2
         return replace(self, rows=all_rows, norms2=all_norms2)
 
-    def matrices(
+    def stored(
         self, vectors: Sequence[Vector], chosen: np.ndarray, norms2: np.ndarray, behind: Sequence[int], *,
         shown: int, has_gram: bool,
-    ) -> list[Matrix]:  # fmt: skip
-        """A matrix for each of the vectors. chosen: (S, V) bool: which messages it has. norms2: (S, V). behind: the
+    ) -> list[StoredRows]:  # fmt: skip
+        """Some of the messages for each of the vectors. chosen: (S, V) bool: which of them. norms2: (S, V). behind: the
         rows of further vectors, of which inner products show the first `shown`. has_gram: see `Stored`."""
         rows = [np.array([*self.rows[those], *behind], dtype=np.int64) for those in chosen.T]
         grams = cache(partial(self.grams, vectors, rows))
         return [
-            Matrix(
+            StoredRows(
                 norms2=norms2[those, number],
                 has_gram=has_gram,
                 messages=self,
@@ -178,8 +178,8 @@ class RoundMessages:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Matrix(Stored):
-    """One vector of some messages of a round: a matrix (S, P) on the disk, as `Messages` reads it.
+class StoredRows(Stored):
+    """One vector of some messages of a round, as `Messages` reads it: a matrix (S, P) in rows of files.
 
     messages: of the round. number: of the vector among those that are read together. chosen: (S of the round,) bool:
     which of the messages these are. rows: (n,) in the files, of the messages and then of further vectors. shown: the
@@ -237,7 +237,7 @@ class Matrix(Stored):
         own = self.sends[:count]
         return {"rows": self.rows, "matrix": own if matrix is None else product(matrix, own)}
 
-    def sending(self, sends: np.ndarray, count: int, has_gram: bool) -> Matrix:
+    def sending(self, sends: np.ndarray, count: int, has_gram: bool) -> StoredRows:
         """The same round as if other messages had been sent. sends: (S + E, n), for each message and each extra vector
         the weights of the rows. count: S."""
         gram = combined_gram(sends, self.grams()[self.number])

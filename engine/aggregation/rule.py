@@ -19,7 +19,7 @@ from ..user_code import plugin_errors
 from . import passes
 from .message_rows import shaped, spans_of, vector_leaves, with_vector_leaves
 from .passes import Work, pieces_of
-from .round_messages import Matrix, RoundMessages
+from .round_messages import RoundMessages, StoredRows
 
 Spans = tuple[Tensor, ...]
 """The numbers of a vector, a tensor for each of its spans."""
@@ -80,43 +80,43 @@ def check_count(called: str, x: Messages, f: int, fewest: int, cohort: int) -> N
         )
 
 
-def sound_messages(messages: RoundMessages, rule: Aggregator) -> list[Matrix]:
+def sound_messages(messages: RoundMessages, rule: Aggregator) -> list[StoredRows]:
     """For each vector of the rule the messages that it sees. The mean sees all of them, every other rule those whose
     squared norm is finite."""
     vectors, (norms2, sound) = messages.staged.vectors, messages.norms2_of_rule()
     extra = [messages.extra_row] if rule.extra else []
     chosen, pairwise = sound | isinstance(rule, Mean), is_pairwise(rule)
-    return messages.matrices(vectors, chosen, norms2, extra, shown=len(extra), has_gram=pairwise)
+    return messages.stored(vectors, chosen, norms2, extra, shown=len(extra), has_gram=pairwise)
 
 
-def answer_for(rule: Aggregator, matrix: Matrix, weights: np.ndarray, state: Any) -> Answer:
+def answer_for(rule: Aggregator, stored: StoredRows, weights: np.ndarray, state: Any) -> Answer:
     """The rule's answer for one vector. weights: (S,) of its messages. state: of the rule for this vector."""
-    messages = matrix.messages
-    f = messages.faults(len(messages.clients), left_out=int((~matrix.chosen).sum()))
-    x = Messages(stored=matrix, **messages.about(matrix.vector), weights=weights, f=f, state=state)
+    messages = stored.messages
+    f = messages.faults(len(messages.clients), left_out=int((~stored.chosen).sum()))
+    x = Messages(stored=stored, **messages.about(stored.vector), weights=weights, f=f, state=state)
     return answer_of(rule, x, messages.full_cohort)
 
 
 # --- the message that takes the place of the mean ---------------------------------------------------------------------
 def apply_rule(messages: RoundMessages, rule: Aggregator, state: StageState) -> Aggregated:
     """The rule's answer for all vectors. rule: for a round of this size."""
-    matrices = sound_messages(messages, rule)
+    by_vector = sound_messages(messages, rule)
     if is_pairwise(rule):
-        matrices[0].gram()  # of all vectors, in one pass
-    pairs = list(zip(matrices, state.rule, strict=True))
-    answers = [answer_for(rule, matrix, matrix.client_weights, own) for matrix, own in pairs]
+        by_vector[0].gram()  # of all vectors, in one pass
+    pairs = list(zip(by_vector, state.rule, strict=True))
+    answers = [answer_for(rule, stored, stored.client_weights, own) for stored, own in pairs]
     leaves, apart = computed(rule, pairs, answers)
     state = state._replace(rule=tuple(answer.state for answer in answers))
     if state.last:
         flat = [leaf.detach().cpu().reshape(-1) for leaf in leaves]
-        state = state._replace(last=spans_of([matrix.vector for matrix in matrices], flat))
-    columns = robust_columns(matrices, answers[0], apart)
+        state = state._replace(last=spans_of([stored.vector for stored in by_vector], flat))
+    columns = robust_columns(by_vector, answers[0], apart)
     notes = tuple(answer.note for answer in answers if answer.note)
     return Aggregated(with_vector_leaves(messages.staged.sample, leaves), state, columns, notes[:1])
 
 
 def computed(
-    rule: Aggregator, pairs: Sequence[tuple[Matrix, Any]], answers: Sequence[Answer]
+    rule: Aggregator, pairs: Sequence[tuple[StoredRows, Any]], answers: Sequence[Answer]
 ) -> tuple[list[Tensor], np.ndarray]:
     """(the leaves of the message that takes the place of the mean, (2,) |F - mean|^2 and |mean|^2 of the first vector
     over the honest messages). pairs: for each vector its messages and the rule's state."""
@@ -124,13 +124,13 @@ def computed(
     mean = first.honest / max(1, first.honest.sum())
     in_gram = is_pairwise(rule) and answer.weights is not None  # then workers need not compare the answer with the mean
     work = {
-        number: work_of(rule, matrix, state, answers[number], None if number or in_gram else mean)
-        for number, (matrix, state) in enumerate(pairs)
+        number: work_of(rule, stored, state, answers[number], None if number or in_gram else mean)
+        for number, (stored, state) in enumerate(pairs)
     }
     samples = vector_leaves(first.messages.staged.sample)
     flat = [np.zeros(sample.numel()) for sample in samples]
-    pieces = pieces_of([matrix.vector for matrix, _ in pairs], True)
-    apart = first.messages.answers("columns" if rule.by == "columns" else "weighted sum", work, pieces, flat)
+    pieces = pieces_of([stored.vector for stored, _ in pairs], True)
+    apart = first.messages.answers("columns" if answer.weights is None else "weighted sum", work, pieces, flat)
     if in_gram:
         gram = first.gram()
         own, of_mean = (filled(each, len(gram)) for each in (answer.stored_weights(), mean))
@@ -139,40 +139,40 @@ def computed(
     return shaped([torch.from_numpy(values) for values in flat], samples), apart
 
 
-def work_of(rule: Aggregator, matrix: Matrix, state: Any, answer: Answer, mean: np.ndarray | None) -> Work:
+def work_of(rule: Aggregator, stored: StoredRows, state: Any, answer: Answer, mean: np.ndarray | None) -> Work:
     """What workers compute of the pieces of one vector. mean: (S,), the weights of the mean with which the answer is
     compared, or None."""
-    statistics, count = statistics_weights(rule, matrix, answer), len(matrix.rows)
+    statistics, count = statistics_weights(rule, stored, answer), len(stored.rows)
     if answer.weights is None:
         x = answer.messages
         more = {"f": x.f, "scale": answer.scale, "statistics": statistics, "mean": mean}
-        return partial(passes.columns, **matrix.combined(x.matrix), **more)
-    weights, plain = matrix.client_weights, None
-    if matrix.vector.plain and (weights != weights[:1]).any():
-        plain = answer_for(rule, matrix, np.ones(len(weights)), state).stored_weights()
+        return partial(passes.columns, **stored.combined(x.matrix), **more)
+    weights, plain = stored.client_weights, None
+    if stored.vector.plain and (weights != weights[:1]).any():
+        plain = answer_for(rule, stored, np.ones(len(weights)), state).stored_weights()
     given = {"weights": answer.stored_weights(), "plain": plain, "statistics": statistics, "mean": mean}
     filled_up = {name: None if each is None else filled(each, count) for name, each in given.items()}
-    return partial(passes.weighted, rows=matrix.rows, **filled_up)
+    return partial(passes.weighted, rows=stored.rows, **filled_up)
 
 
-def statistics_weights(rule: Aggregator, matrix: Matrix, answer: Answer) -> np.ndarray | None:
+def statistics_weights(rule: Aggregator, stored: StoredRows, answer: Answer) -> np.ndarray | None:
     """(S,) the weights of the messages for the running statistics of a vector: those of the answer, as far as these are
     weights of a mean of the messages and of what is there already. Otherwise a variance or a count could become
     negative. None where the rule's function of each coordinate serves them."""
     if rule.steps:
-        weights = matrix.messages.weights[matrix.chosen]
+        weights = stored.messages.weights[stored.chosen]
         return weights / weights.sum()
     if answer.weights is None:
         return None
-    weights = np.maximum(answer.stored_weights()[: len(matrix.norms2)], 0.0)
+    weights = np.maximum(answer.stored_weights()[: len(stored.norms2)], 0.0)
     total = weights.sum()
     return weights / total if total > 1 + len(weights) * np.finfo(float).eps else weights
 
 
-def robust_columns(matrices: Sequence[Matrix], answer: Answer, apart: np.ndarray) -> dict[str, float]:
+def robust_columns(by_vector: Sequence[StoredRows], answer: Answer, apart: np.ndarray) -> dict[str, float]:
     """The columns robust/…, see docs/howto/robustness.md. answer, apart: for the first vector, see `computed`."""
-    first, those = matrices[0], matrices[0].honest
-    chosen = np.stack([matrix.chosen for matrix in matrices])
+    first, those = by_vector[0], by_vector[0].honest
+    chosen = np.stack([stored.chosen for stored in by_vector])
     columns = {"robust/broken": float((~chosen).any(axis=0).sum())}
     spread2 = float(first.norms2[those].mean()) - apart[1] if those.any() else 0.0
     columns["robust/error"] = float(np.sqrt(apart[0] / spread2)) if spread2 > 0 else 0.0
