@@ -15,6 +15,7 @@ from .runs.launch import execute, new_run_id, prepare
 from .runs.observer import Watching, observers_of
 from .runs.result import Result
 from .runs.rounds import Rounds
+from .runs.run_directory import RunDirectory
 from .runs.saved_files import saved_config
 from .storage.expanded import expanded
 
@@ -137,10 +138,8 @@ def new_run(
     out: str | Path | None,
     run_id: str | None,
     initial_model: Mapping[str, Any] | None = None,
-) -> tuple[RunSpec, Any]:
-    """The specification of a new run, and its RunDirectory or None."""
-    from .runs.run_directory import RunDirectory
-
+) -> tuple[RunSpec, RunDirectory | None]:
+    """The specification of a new run, and its folder or None."""
     check_experiment(experiment)
     if out == "":
         raise ConfigError("out must name a folder, got an empty text; give one, or None for a run without files")
@@ -160,10 +159,8 @@ def refuse_representations(config: Mapping[str, Any], directory: str | Path) -> 
             )
 
 
-def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSpec, Any]:
-    """The specification that continues the run in a folder, and its RunDirectory. experiment: None for the folder's."""
-    from .runs.run_directory import RunDirectory
-
+def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSpec, RunDirectory]:
+    """The specification that continues the run in a folder, and this folder. experiment: None for the folder's."""
     if experiment is not None:
         check_experiment(experiment)
     run_directory = RunDirectory.old(expanded(directory))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from ..algorithms.contract import Algorithm, Deferred, RunContext
 from ..algorithms.tree import Layout, Tree
 from ..workloads.client_index import check_index
 from ..workloads.workload import Split, Workload
+from .accelerators.settings import applied
+from .cohorts.samplers import CountedSampler, Sampler
 from .config import schedules
 from .config.finite import check_finite
 from .config.held_out import hold_out
@@ -49,6 +51,25 @@ class ExecutionPlan(NamedTuple):
     kernels: str
 
 
+T = TypeVar("T")
+
+
+class built_once(Generic[T]):
+    """A property of a run that is built where it is asked for first. Copies of the run with another plan share it."""
+
+    def __init__(self, build: Callable[[Any], T]) -> None:
+        self.build, self.__doc__ = build, build.__doc__
+
+    def __get__(self, run_spec: RunSpec | None, owner: type | None = None) -> T:
+        if run_spec is None:  # asked of the class, as documentation does
+            return cast(T, self)
+        experiment, found = run_spec.built.get(self.build, (None, None))
+        if experiment is not run_spec.experiment:
+            found = self.build(run_spec)
+            run_spec.built[self.build] = run_spec.experiment, found
+        return cast(T, found)
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """The specification of one run: the experiment as data and the user's plug-ins as source.
@@ -73,6 +94,8 @@ class RunSpec:
     proofs: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What was found out on the run's data before round 1, in this process: for each name of kernels that was tried,
     None if they are proven, else the Disagreement; and what `execution_plan.why_not_blocks` found."""
+    built: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What was built from the experiment in this process, see `built_once`."""
 
     @staticmethod
     def of(
@@ -88,32 +111,27 @@ class RunSpec:
         return RunSpec(run_id, experiment, plugins, directory, resume, given_model=given_model)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Pickle the fields only, without proofs, which hold for this process. Objects that were built here depend on
+        """Pickle the run without proofs, which hold for this process, and without what was built, which depends on
         plug-ins that are not yet loaded elsewhere."""
-        return RunSpec, tuple(getattr(self, field.name) for field in fields(self) if field.name != "proofs")
+        return RunSpec, tuple(getattr(self, field.name) for field in fields(self) if field.compare or field.repr)
 
     def with_plan(self, plan: ExecutionPlan, proven_kernels: str | None = None) -> RunSpec:
-        """The same run with its execution plan. Objects that were already built are kept."""
-        return self._with(execution_plan=plan, proven_kernels=proven_kernels)
+        """The same run with its execution plan."""
+        return replace(self, execution_plan=plan, proven_kernels=proven_kernels)
 
     def with_missing_kernels(self, missing_kernels: tuple[str, ...]) -> RunSpec:
-        """The same run with the reasons why machines lack compiled kernels. Objects already built are kept."""
-        return self._with(missing_kernels=missing_kernels)
-
-    def _with(self, **changes: Any) -> RunSpec:
-        run_spec = replace(self, **changes)
-        vars(run_spec).update({name: value for name, value in vars(self).items() if name not in vars(run_spec)})
-        return run_spec
+        """The same run with the reasons why machines lack compiled kernels."""
+        return replace(self, missing_kernels=missing_kernels)
 
     def with_proofs(self, proofs: dict[str, Any]) -> RunSpec:
-        """The same run with proofs that it shares with others. Objects already built are kept."""
-        return self._with(proofs=proofs)
+        """The same run with proofs that it shares with others."""
+        return replace(self, proofs=proofs)
 
-    @cached_property
+    @built_once
     def registry(self) -> Registry:
         return Registry(self.plugins)
 
-    @cached_property
+    @built_once
     def workload(self) -> Workload:
         built = self.registry.build("WORKLOADS", self.experiment.workload, "workload")
         if not isinstance(self.experiment.workload, str | dict):
@@ -141,7 +159,21 @@ class RunSpec:
         built = Buffered(built, len(self.buffers)) if self.buffers else built
         return built if self.stage.clip is None else self.stage.clip.wrap(built, round)
 
-    @cached_property
+    @built_once
+    def sampler(self) -> Sampler:
+        """How the clients of a round are drawn."""
+        federation = self.experiment.federation
+        sampler = self.registry.build("SAMPLERS", federation.sampler, "federation.sampler")
+        wanted = CountedSampler if federation.is_counted else Sampler
+        if not isinstance(sampler, wanted):
+            raise ConfigError(
+                f"federation.sampler: {federation.sampled} must be a {wanted.__name__}, got {sampler!r}; give a name"
+            )
+        with plugin_errors("federation.sampler"):
+            sampler.check(federation.clients, federation.cohort, federation.weights)
+        return sampler
+
+    @built_once
     def stage(self) -> Stage:
         """What happens between the clients' messages and the server's update."""
         rule = self.registry.build("AGGREGATORS", self.experiment.aggregate, "aggregate")
@@ -157,7 +189,7 @@ class RunSpec:
         privacy = self.privacy
         return Stage(rule, attack, privacy, None if privacy is None else privacy.noise)
 
-    @cached_property
+    @built_once
     def privacy(self) -> PrivacyPlan | None:
         """The privacy of the run; None without a section `privacy`."""
         return PrivacyPlan.of(self.experiment, self.registry, self.dtype)
@@ -167,7 +199,7 @@ class RunSpec:
         """The round after which the run ends: R, or the last one that a privacy budget allows."""
         return self.experiment.federation.rounds if self.privacy is None else self.privacy.last_round
 
-    @cached_property
+    @built_once
     def byzantine(self) -> np.ndarray:
         """(N,) bool: which clients are Byzantine."""
         clients = self.experiment.federation.clients
@@ -176,7 +208,7 @@ class RunSpec:
         with plugin_errors("attack"):
             return self.stage.attack.members(clients, self.experiment.seed)
 
-    @cached_property
+    @built_once
     def buffers(self) -> tuple[str, ...]:
         """The names of the model's running statistics."""
         with plugin_errors("workload", settings=self.experiment.workload):
@@ -193,7 +225,7 @@ class RunSpec:
         sizes = (federation.cohort, federation.clients, federation.rounds, federation.local.steps)
         return RunContext(*sizes, self.experiment.seed, layout)
 
-    @cached_property
+    @built_once
     def layout(self) -> Layout:
         """The layout of the model without buffers."""
         layout = self.checked_initial_model().layout
@@ -233,6 +265,10 @@ class RunSpec:
         """The device that trains."""
         return torch.device(self.experiment.engine.trains_on)
 
+    def computing(self) -> AbstractContextManager[None]:
+        """A context with torch's settings of the run, see `accelerators.settings.applied`."""
+        return applied(self.device, self.tf32, self.experiment.engine.threads)
+
     @property
     def workers(self) -> int:
         """The number of processes that train."""
@@ -245,7 +281,11 @@ class RunSpec:
 
     def with_engine(self, engine: Engine) -> RunSpec:
         """The same run with other settings of `engine`, which change no bit."""
-        return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}), proofs={})
+        return self.with_experiment(self.experiment.model_copy(update={"engine": engine}))
+
+    def with_experiment(self, experiment: Experiment) -> RunSpec:
+        """The same run with other settings. Nothing is built of them, and nothing is proven."""
+        return replace(self, experiment=experiment, proofs={}, built={})
 
     def with_gpus(self, gpus: float) -> RunSpec:
         """The same run for a worker that reserves this many GPUs, or a fraction of one."""
@@ -305,7 +345,7 @@ class RunSpec:
                 tensors = {name: given[name] for name in tensors}
             return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
 
-    @cached_property
+    @built_once
     def frozen(self) -> dict[str, Tensor]:
         """The frozen tensors of the model in the run's dtype, on the processor. They are constants of the run, of which
         no round, row, message or checkpoint has a copy."""
@@ -314,7 +354,7 @@ class RunSpec:
             given = self.given_model or {}
             return {name: floats_to(self.dtype, given.get(name, value)) for name, value in tensors.items()}
 
-    @cached_property
+    @built_once
     def frozen_facts(self) -> dict[str, Any]:
         """What the record of a run says of its frozen tensors: their names, how many numbers and bytes they are, and
         the digest of their names, types, shapes and numbers. {} without frozen tensors."""

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from .errors import RAISED_BY_USERS, ConfigError, FedFleetError
@@ -160,14 +160,14 @@ def plugin_errors(what: str, kind: type[FedFleetError] = ConfigError, settings: 
 class LineFinder:
     """Runs a function and finds the first of the user's lines after which `happened()` is true.
 
-    `found` is that line, or None. `in_losses` says whether it lies below the workload's losses. `returned` holds the
-    lines on which the outermost of the user's functions returned.
+    `found` is that line, or None. `below` says whether `caller` is among its callers. `returned` holds the lines on
+    which the outermost of the user's functions returned.
     """
 
-    def __init__(self, happened: Callable[[], bool] = lambda: False) -> None:
-        self.happened = happened
+    def __init__(self, happened: Callable[[], bool], caller: CodeType) -> None:
+        self.happened, self.caller = happened, caller
         self.found: Line | None = None
-        self.in_losses = False
+        self.below = False
         self.returned: list[Line] = []
         self.depth = 0
 
@@ -193,7 +193,7 @@ class LineFinder:
             if event in ("line", "return"):
                 if self.found is None and self.happened():
                     self.found = Line.of(frame.f_code.co_filename, last, frame.f_code.co_name)
-                    self.in_losses = called_from_losses(frame)
+                    self.below = is_called_by(frame, self.caller)
                 last = frame.f_lineno
             if event == "return":
                 self.depth -= 1
@@ -204,10 +204,10 @@ class LineFinder:
         return inside
 
 
-def called_from_losses(frame: FrameType | None) -> bool:
-    """Whether `LocalTrainer.loss`, which asks the workload for its losses, is among the callers of a frame."""
+def is_called_by(frame: FrameType | None, caller: CodeType) -> bool:
+    """Whether a function is among the callers of a frame."""
     while frame is not None:
-        if frame.f_code.co_name == "loss" and frame.f_code.co_filename.endswith("/clients/local_training.py"):
+        if frame.f_code is caller:
             return True
         frame = frame.f_back
     return False

@@ -10,10 +10,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..engine.config.earlier import today
 from ..engine.config.schema import Experiment, experiment
 from ..engine.config.yaml_text import parse
 from ..engine.errors import ConfigError, nearest
-from ..engine.runs.folder_kinds import FILE_OF_KIND
+from ..engine.runs.saved_files import FILE_OF_KIND
 from ..engine.storage.expanded import expanded
 from ..engine.storage.plain_files import read_text
 
@@ -55,7 +56,7 @@ def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     path = shipped().get(source) or expanded(source)
     if not path.is_file():
         raise ConfigError(f"there is no experiment {source}; {nearest(source, shipped())}, or the path of a YAML file")
-    data = parse(read(path), source)
+    data = read_yaml(path, source)
     if not isinstance(data, dict):
         raise ConfigError(f"{source} must hold a mapping of keys such as method and workload, got {data!r}")
     data = override(data, overrides)
@@ -64,13 +65,18 @@ def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     return data
 
 
-def read(path: Path) -> str:
-    """The text of a file; ConfigError if it cannot be read. A link is followed, unless the file is that of a run's
-    folder."""
+def read_yaml(path: Path, where: str) -> Any:
+    """The data of a YAML file; ConfigError if it cannot be read. where: what messages call it.
+
+    A file of the folder of a run, a study or a search may be of an earlier version, and gets today's keys. A link is
+    followed, unless the file is that of a run's folder.
+    """
     try:
-        return read_text(path) if path.name == FILE_OF_KIND["run"] else path.read_text(encoding="utf-8")
+        text = read_text(path) if path.name == FILE_OF_KIND["run"] else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; give a YAML file in UTF-8") from None
+    data = parse(text, where)
+    return today(data) if path.name in FILE_OF_KIND.values() else data
 
 
 def listed(value: Any) -> list[Any]:

@@ -239,7 +239,7 @@ def described(run_spec: RunSpec) -> str:
         sampled = f"{cohort} at a time" if pace.starts == "slots" else f"one every {pace.gap:g} s"
         rounds = f"{run_spec.last_round} updates"
     else:
-        sampled = f"cohorts of {cohort}" if federation.sampling == "fixed" else f"cohorts of about {cohort}"
+        sampled = f"cohorts of {'' if federation.largest_cohort == cohort else 'about '}{cohort}"
     parts = [f"{federation.clients} clients", sampled, rounds, place_of(run_spec)]
     if run_spec.directory is not None:
         parts.append(f"{'from the last checkpoint ' if run_spec.resume else ''}in {run_spec.directory}")

@@ -14,7 +14,7 @@ from .mechanism import Composition, Draw, Mechanism
 class Gaussian(Mechanism):
     """n_t = Z_t, independent standard normal numbers."""
 
-    samplings: ClassVar[tuple[str, ...]] = ("poisson", "fixed", "cyclic")
+    samplers: ClassVar[tuple[str, ...]] = ("binomial", "uniform", "turns")
 
     def noise(self, t: int, draw: Draw, state: Any) -> tuple[list[Tensor], Any]:
         return draw("noise", t), state

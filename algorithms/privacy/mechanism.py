@@ -36,8 +36,8 @@ class Mechanism(ABC):
 
     table: ClassVar[str] = "MECHANISMS"
     """The registry's table of such parts."""
-    samplings: ClassVar[tuple[str, ...]] = ("cyclic",)
-    """The kinds of `federation.sampling` for which `composition` is right."""
+    samplers: ClassVar[tuple[str, ...]] = ("turns",)
+    """The names of `federation.sampler` for which `composition` is right."""
 
     def check(self, rounds: int, separation: int | None) -> None:
         """Raise ValueError if the settings do not fit a run. `separation`: the fewest rounds from one turn of a client

@@ -24,8 +24,6 @@ import torch
 import torch.overrides
 import torch.utils._device
 
-from ..run_spec import RunSpec
-
 WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """The environment variable that fixes the memory of cuBLAS, and its values with which cuBLAS is deterministic."""
 NO_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
@@ -261,11 +259,6 @@ def applied(device: torch.device = CPU, tf32: bool = False, threads: int | None 
         held.pop()
         if not held:
             _turns.turn.release()
-
-
-def computing(run_spec: RunSpec) -> AbstractContextManager[None]:
-    """The context `applied` for a run."""
-    return applied(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
 
 
 def in_turns(

@@ -6,7 +6,6 @@ import numpy as np
 
 from ...algorithms.aggregation.contract import Aggregator, Mean, in_proportion
 from ...algorithms.attacks.contract import Attack, OwnAttack, PoisoningAttack
-from ..cohorts.sampling import cohort_sizes, draws_somebody
 from ..config.schema import Federation
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
@@ -57,7 +56,13 @@ def is_mean(run_spec: RunSpec, rows: int) -> bool:
 
 def round_sizes(run_spec: RunSpec) -> frozenset[int]:
     """The numbers of clients in the rounds of a run."""
-    return cohort_sizes(run_spec.experiment.seed, run_spec.experiment.federation)
+    return sizes_up_to(run_spec, run_spec.experiment.federation.rounds)
+
+
+def sizes_up_to(run_spec: RunSpec, rounds: int) -> frozenset[int]:
+    """The numbers of clients in the first rounds of a run, as far as they are known before."""
+    federation = run_spec.experiment.federation
+    return run_spec.sampler.sizes(run_spec.experiment.seed, rounds, federation.clients, federation.cohort)
 
 
 def largest_cohort(run_spec: RunSpec) -> int:
@@ -107,9 +112,9 @@ def check_somebody_trains(run_spec: RunSpec) -> None:
     """Raise ConfigError if it is known before the start that no client will take part in any round."""
     federation, attack = run_spec.experiment.federation, run_spec.stage.attack
     rounds = range(1, run_spec.last_round + 1)
-    if not draws_somebody(run_spec.experiment.seed, federation, run_spec.last_round):
+    if not any(sizes_up_to(run_spec, run_spec.last_round)):
         raise ConfigError(
-            f"federation.sampling: {federation.sampling} draws no client in any of the {len(rounds)} rounds, with a "
+            f"federation.sampler: {federation.sampled} draws no client in any of the {len(rounds)} rounds, with a "
             f"mean of cohort={federation.cohort} clients and this seed; raise federation.cohort or federation.rounds"
         )
     if attack is None or not attack.silent or not all(map(attack.active, rounds)):
@@ -129,9 +134,9 @@ def check_counts(rule: Aggregator, federation: Federation, drawn: int) -> None:
     rows, f = drawn, in_proportion(rule.faults, drawn, federation.cohort)
     rule = rule.scaled(drawn, federation.cohort)
     where, remedy = f"with federation.cohort={drawn}", "lower {} or raise federation.cohort"
-    if federation.sampling != "fixed":
-        where = f"in a round of {drawn} clients, which federation.sampling: {federation.sampling} draws"
-        remedy = "lower {}, raise federation.cohort or choose sampling: fixed"
+    if drawn != federation.cohort:
+        where = f"in a round of {drawn} clients, which federation.sampler: {federation.sampled} draws"
+        remedy = "lower {}, raise federation.cohort or choose federation.sampler: uniform"
     for part in rule.before:
         own = part.faults(f)
         if rows < part.fewest(own):

@@ -19,7 +19,7 @@ from ...algorithms.attacks.contract import Sender
 from ...algorithms.contract import Message
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex
-from ..cohorts.sampling import sample_cohort
+from ..cohorts.samplers import CountedSampler
 from ..errors import ConfigError
 from ..run_spec import RunSpec
 from .message_rows import MessageRows, Span, Vector, vector_leaves, vectors_of
@@ -69,10 +69,12 @@ class StagedMessages:
 
     def _cohort(self, round: int) -> tuple[int, int]:
         """(the number of clients in a round, without those that are left out; how many of them are Byzantine)."""
-        federation = self.run_spec.experiment.federation
+        seed, federation = self.run_spec.experiment.seed, self.run_spec.experiment.federation
         sampled = np.arange(federation.clients)
         if round:
-            sampled = sample_cohort(self.run_spec.experiment.seed, round, federation)
+            sampler = self.run_spec.sampler
+            assert isinstance(sampler, CountedSampler)  # others go with no attack
+            sampled = sampler.cohort(seed, round, federation.clients, federation.cohort)
         sampled = sampled[~np.isin(sampled, federation.without)]
         return len(sampled), int(self.run_spec.byzantine[sampled].sum())
 

@@ -32,7 +32,6 @@ from ..aggregation.planning import leaves_messages_alone
 from ..aggregation.staged import StagedMessages, trusted_examples
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.schema import Local
-from ..fleet.planner import build_sampler
 from ..kernels.recorded_step import Proofs
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, empty
@@ -164,7 +163,7 @@ class Worker:
         self.as_they_are = leaves_messages_alone(run_spec, layout.messages)
         self.messages: dict[bool, StagedMessages] = {}  # by warm_start
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
-        self.with_rms = build_sampler(run_spec).needs_rms
+        self.with_rms = run_spec.sampler.needs_rms
         self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
         self.most_trainers = run_spec.experiment.federation.pace.versions
         self.proofs = Proofs()  # of recorded steps

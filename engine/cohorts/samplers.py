@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...workloads import counted
-from .sampling import philox, sample
+from .sampling import binomial_size, binomial_sizes, groups_in_turns, philox, sample
 
 State = Mapping[str, np.ndarray]
 """The state of a sampler by name."""
@@ -107,6 +107,10 @@ class Sampler(ABC):
         """The state before round 1."""
         return {}
 
+    def sizes(self, seed: int, rounds: int, clients: int, cohort: int) -> frozenset[int]:
+        """The numbers of clients in the rounds of a run, as far as they are known before."""
+        return frozenset([cohort])
+
     @abstractmethod
     def draw(self, state: State, ask: Ask) -> Draw:
         """The clients of a round. Each round is drawn once for each time that it is run."""
@@ -114,6 +118,18 @@ class Sampler(ABC):
     def told(self, state: State, ask: Ask, draw: Draw, feedback: Feedback) -> State:
         """The state after the round, at its commit."""
         return state
+
+
+class CountedSampler(Sampler):
+    """A sampler whose cohorts follow from the seed and the number of the round alone, so that they may be drawn before
+    it, and whose messages have the federation's own weights; see `config.schema.COUNTED`."""
+
+    @abstractmethod
+    def cohort(self, seed: int, number: int, clients: int, size: int) -> np.ndarray:
+        """(m,) distinct client numbers, ascending: the cohort of a round. number: from 1. size: S."""
+
+    def draw(self, state: State, ask: Ask) -> Draw:
+        return Draw(self.cohort(ask.seed, ask.number, ask.clients, ask.size), NOBODY)
 
 
 def norm_weights(own: np.ndarray, effective: np.ndarray, weights: np.ndarray, used: np.ndarray) -> np.ndarray:
@@ -180,18 +196,66 @@ def uniform_spares(ask: Ask, clients: np.ndarray, drawn: np.ndarray) -> np.ndarr
 
 
 @dataclass(frozen=True)
-class UniformSampler(Sampler):
+class UniformSampler(CountedSampler):
     """The cohort is drawn uniformly without replacement."""
 
     gives_spares: ClassVar[bool] = True
 
+    def cohort(self, seed: int, number: int, clients: int, size: int) -> np.ndarray:
+        return sample(seed, number, clients, size)
+
     def draw(self, state: State, ask: Ask) -> Draw:
         if ask.eligible is None:
-            clients = sample(ask.seed, ask.number, ask.clients, ask.size)
+            clients = self.cohort(ask.seed, ask.number, ask.clients, ask.size)
         else:
             clients = uniform_draw(ask, "cohort", ask.eligible, ask.size)
         spares = uniform_spares(ask, ask.candidates, clients) if ask.spares else np.zeros(0, dtype=np.int64)
         return Draw(clients, spares)
+
+
+@dataclass(frozen=True)
+class Binomial(CountedSampler):
+    """Every client takes part with probability S / N, independently of the others. The mean is over those that do.
+
+    Their number is drawn first, so that the cost does not depend on the number of clients. It is the Poisson sampling
+    of differential privacy; `poisson` has the same cohorts in distribution, and divides by what makes it unbiased.
+    """
+
+    fixed: ClassVar[bool] = False
+
+    def cohort(self, seed: int, number: int, clients: int, size: int) -> np.ndarray:
+        return sample(seed, number, clients, binomial_size(seed, number, clients, size / clients))
+
+    def sizes(self, seed: int, rounds: int, clients: int, cohort: int) -> frozenset[int]:
+        return binomial_sizes(seed, rounds, (clients,), cohort / clients)
+
+
+@dataclass(frozen=True)
+class Turns(CountedSampler):
+    """Random groups of clients take turns, and each client of the group whose turn it is takes part with the same
+    probability, independently of the others, so that S is the mean number of clients. A group of S takes part as a
+    whole.
+
+    separation: the number of groups, and so the fewest rounds from one turn of a client to its next, at least 1;
+    cohort * separation must be at most `clients`.
+    """
+
+    fixed: ClassVar[bool] = False
+
+    separation: int
+
+    def cohort(self, seed: int, number: int, clients: int, size: int) -> np.ndarray:
+        group = groups_in_turns(seed, clients, self.separation)[(number - 1) % self.separation]
+        if size * self.separation == clients:
+            return group
+        drawn = binomial_size(seed, number, len(group), size * self.separation / clients)
+        return group[sample(seed, number, len(group), drawn)]
+
+    def sizes(self, seed: int, rounds: int, clients: int, cohort: int) -> frozenset[int]:
+        if cohort * self.separation == clients:
+            return frozenset([cohort])
+        groups = tuple(len(range(first, clients, self.separation)) for first in range(self.separation))
+        return binomial_sizes(seed, rounds, groups, cohort * self.separation / clients)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ schema       the keys, each explained below its field; the place to look for a k
 conflicts    what does not go together, as rows of one table
 registry     parts by name, those of plug-ins included
 schedules    hyperparameters that change from round to round
-differences  the settings in which two experiments differ; forkable: those that a fork may change
+earlier      configurations of earlier versions, read with today's keys
+differences  the settings in which two experiments differ: those that may, when a run is resumed or forked
 limits       what a machine can provide, before it is needed
 network      whether a workload's network can be trained at all
 held_out     rows that clients keep for testing

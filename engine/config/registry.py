@@ -25,6 +25,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from ..errors import RAISED_BY_USERS, ConfigError, nearest, type_and_first_line
 from ..storage.sha256 import sha256
 from ..user_code import location_clause, plugin_errors
@@ -261,8 +263,6 @@ def _is_union(hint: Any) -> bool:
 
 def check(hint: Any, value: Any, path: str) -> Any:
     """The value converted to the type of the annotation. Raises ConfigError if that is impossible."""
-    from pydantic import TypeAdapter, ValidationError
-
     try:
         found = value if hint is Any else TypeAdapter(hint).validate_python(value)
     except ValidationError as error:

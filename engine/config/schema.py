@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -20,6 +20,7 @@ from ..errors import ConfigError, nearest
 from ..storage.expanded import expanded_address, is_unicode
 from ..storage.secrets import redacted, without_secrets
 from .conflicts import Conflict, first_conflict
+from .earlier import one_key_for_the_sampler
 
 LARGEST_COUNT = 2**31 - 1
 """The largest value of any count."""
@@ -48,7 +49,7 @@ class Section(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                raise ConfigError(_sentences(error, type(self))) from None
+                raise ConfigError(_sentences(error, values, type(self))) from None
 
         __init__.__pydantic_base_init__ = True  # sections inside a section are validated without this constructor
 
@@ -219,15 +220,19 @@ class Asynchronous(Section):
 
 
 def kind_of_pace(value: Any) -> str:
-    """The tag of the form in which `federation.pace` is given."""
+    """The name of the section that `federation.pace` is."""
     name = value.get("name", "rounds") if isinstance(value, dict) else getattr(value, "name", "rounds")
-    return "asynchronous pace" if name in ("buffered", "fedasync") else "pace of rounds"
+    return "Asynchronous" if name in ("buffered", "fedasync") else "Pace"
 
 
 PaceKinds = Annotated[
-    Annotated[Pace, Tag("pace of rounds")] | Annotated[Asynchronous, Tag("asynchronous pace")],
+    Annotated[Pace, Tag("Pace")] | Annotated[Asynchronous, Tag("Asynchronous")],
     Discriminator(kind_of_pace),
 ]
+
+
+COUNTED = ("uniform", "binomial", "turns")
+"""The samplers whose cohorts follow from the seed and the number of the round alone."""
 
 
 class Federation(Section):
@@ -237,17 +242,13 @@ class Federation(Section):
     """The number N of clients, at least 1."""
     cohort: int = Field(default=20, ge=1, le=LARGEST_COUNT)
     """The number S of clients that are sampled in each round, 1 to `clients`."""
-    sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
-    """How clients are drawn. `fixed` (default): S of them without replacement. `poisson`: every client with probability
-    S / N, independently of the others, so that S is the mean number and some rounds may have none. `cyclic`: the
-    clients are cut into `separation` groups at random, which take turns; a round samples its group so that S is the
-    mean number, or takes all of the group if it has S clients."""
-    separation: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
-    """For `cyclic`, the fewest rounds from one turn of a client to its next, at least 1; cohort * separation must be at
-    most `clients` (default: none)."""
     sampler: Any = "uniform"
-    """How clients are chosen without an account of privacy, by a name in the table SAMPLERS, or a name with arguments
-    as in {name: power_of_choice, d: 40}; goes with sampling: fixed."""
+    """How clients are drawn, by a name in the table SAMPLERS, or a name with arguments as in {name: power_of_choice, d:
+    40}. `uniform` (default): S of them without replacement. `binomial`: every client with probability S / N,
+    independently of the others, so that S is the mean number and some rounds may have none. `turns`, as in {name:
+    turns, separation: 11}: the clients are cut into `separation` groups at random, which take turns; a round samples
+    its group so that S is the mean number, or takes all of the group if it has S clients. Privacy, attacks and rules of
+    aggregation go with these three."""
     mean: Literal["auto", "normalised", "unbiased"] = "auto"
     """What the weighted sum of a cohort is divided by. `auto` (default): by what the sampler needs for a mean that is
     right on average, if it has unequal probabilities, else by the sum of the weights; `normalised`: by the sum of the
@@ -265,6 +266,13 @@ class Federation(Section):
     """The numbers of clients that are drawn but not used: a cohort is trained, and its mean is taken, without them, and
     everybody else's draws stay as they are (default: none). See docs/howto/forks.md."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_key_for_the_sampler(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (message := one_key_for_the_sampler(values)):
+            raise PydanticCustomError("conflict", "{message}", {"message": message})
+        return values
+
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict("cohort", "clients", "cohort <= clients must hold", "lower it", lambda f: f.cohort > f.clients),
         Conflict(
@@ -277,25 +285,13 @@ class Federation(Section):
         ),
         Conflict(*("without", "clients", "a client must be left", "drop one"), lambda f: len(f.without) == f.clients),
         Conflict(
-            *("separation", "sampling", "goes with sampling: cyclic", "drop it"),
-            lambda f: f.separation is not None and f.sampling != "cyclic",
-        ),
-        Conflict(
-            *("sampling", "separation", "cyclic needs the rounds from one turn of a client to its next"),
-            "give federation.separation",
-            lambda f: f.separation is None and f.sampling == "cyclic",
-        ),
-        Conflict(
-            *("separation", "clients", "cohort * separation <= clients must hold", "lower it, or federation.cohort"),
+            *("sampler.separation", "clients", "cohort * separation <= clients must hold"),
+            "lower it, or federation.cohort",
             lambda f: f.cohort * (f.separation or 1) > f.clients,
         ),
         Conflict(
-            *("sampler", "sampling", "goes with sampling: fixed", "drop one"),
-            lambda f: f.sampling != "fixed" and part_name(f.sampler) != "uniform",
-        ),
-        Conflict(
-            *("mean", "sampling", "goes with sampling: fixed", "drop one"),
-            lambda f: f.sampling != "fixed" and f.mean != "auto",
+            *("mean", "sampler", "binomial and turns divide by the sum of the weights", "drop one"),
+            lambda f: f.sampled in ("binomial", "turns") and f.mean != "auto",
         ),
         Conflict(
             *("pace.select", "clients", "so many clients cannot be selected", "lower it, or federation.cohort"),
@@ -315,7 +311,6 @@ class Federation(Section):
                 lambda f, key=key: isinstance(f.pace, Asynchronous) and is_set(f, key),
             )
             for key, why in (
-                ("sampling", "clients take free slots and form no cohorts"),
                 ("sampler", "clients that are idle are drawn uniformly"),
                 ("mean", "what is divided by is pace.divide"),
             )
@@ -325,7 +320,28 @@ class Federation(Section):
     @field_validator("sampler")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        return name_or_mapping(value)
+        rounds = value.get("separation") if isinstance(value, dict) else None
+        if part_name(name_or_mapping(value)) == "turns" and (type(rounds) is not int or rounds < 1):
+            raise ValueError(
+                "turns needs the rounds from one turn of a client to its next, a whole number from 1; write {name: "
+                "turns, separation: 10}"
+            )
+        return value
+
+    @property
+    def sampled(self) -> str:
+        """The name of the sampler."""
+        return part_name(self.sampler)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether cohorts follow from the seed and the number of the round alone."""
+        return self.sampled in COUNTED
+
+    @property
+    def separation(self) -> int | None:
+        """The fewest rounds from one turn of a client to its next; None if it may take part in any round."""
+        return self.sampler["separation"] if self.sampled == "turns" else None
 
     @property
     def selected(self) -> int:
@@ -340,11 +356,9 @@ class Federation(Section):
         if isinstance(self.pace, Asynchronous):
             flight = self.cohort if self.pace.starts == "slots" else self.clients
             return flight + 2 * self.pace.buffer + 1
-        if part_name(self.sampler) == "poisson":
-            return self.clients
-        if self.sampling == "cyclic":
+        if self.sampled in ("binomial", "poisson", "turns"):
             return -(-self.clients // (self.separation or 1))
-        return self.cohort if self.sampling == "fixed" else self.clients
+        return self.cohort
 
 
 class WorkerGroup(Section):
@@ -367,14 +381,14 @@ class WorkerGroup(Section):
 
 
 def kind_of_number(value: Any) -> str:
-    """The tag of the form in which a number, `auto`, or a list of groups of workers is given."""
-    return "list of groups" if isinstance(value, list | tuple) else "auto" if value == "auto" else "number"
+    """The name of the section, or of the type, that `engine.workers` is."""
+    return "WorkerGroup" if isinstance(value, list | tuple) else "auto" if value == "auto" else "number"
 
 
 Workers = Annotated[
     Annotated[int, Tag("number")]
     | Annotated[Literal["auto"], Tag("auto")]
-    | Annotated[tuple[WorkerGroup, ...], Tag("list of groups")],
+    | Annotated[tuple[WorkerGroup, ...], Tag("WorkerGroup")],
     Discriminator(kind_of_number),
 ]
 
@@ -742,7 +756,9 @@ class Experiment(Section):
                 lambda e, key=key: e.systems is None and is_set(e, key),
             )
             for key in (
-                *(f"federation.pace.{name}" for name in ("select", "deadline", "stragglers", "least", "notice")),
+                "federation.pace.select",
+                "federation.pace.deadline",
+                "federation.pace.least",
                 "evaluate.seconds",
             )
         ),
@@ -753,15 +769,22 @@ class Experiment(Section):
             )
             for other, what in (
                 ("systems", "a virtual clock"),
-                ("federation.sampler", "another sampler than uniform"),
                 ("federation.mean", "another mean than auto"),
             )
             for key in ("privacy", "attack", "aggregate")
         ),
+        *(
+            Conflict(
+                *(key, "federation.sampler", "goes with samplers that do not change the weights of a mean"),
+                f"choose {', '.join(COUNTED[:-1])} or {COUNTED[-1]}",
+                lambda e, key=key: is_set(e, key) and not e.federation.is_counted and not e.is_asynchronous,
+            )
+            for key in ("privacy", "attack", "aggregate")
+        ),
         Conflict(
-            *("federation.sampling", "systems", "goes with no virtual clock, which changes who is in a mean"),
-            "choose fixed and a sampler, or leave systems out",
-            lambda e: is_set(e, "federation.sampling") and e.systems and not e.is_asynchronous,
+            *("federation.sampler", "systems", "goes with no virtual clock, which changes who is in a mean"),
+            "choose another sampler, or leave systems out",
+            lambda e: e.federation.sampled in ("binomial", "turns") and e.systems and not e.is_asynchronous,
         ),
         Conflict(
             *("federation.weights", "privacy", "examples gives a client's influence no public bound"),
@@ -781,8 +804,8 @@ class Experiment(Section):
             lambda e: e.privacy and e.privacy.as_if and e.privacy.as_if.cohort < e.federation.cohort,
         ),
         Conflict(
-            *("privacy.as_if", "federation.sampling", "goes with sampling fixed or poisson", "drop it"),
-            lambda e: e.privacy and e.privacy.as_if and e.federation.sampling == "cyclic",
+            *("privacy.as_if", "federation.sampler", "goes with sampler uniform or binomial", "drop it"),
+            lambda e: e.privacy and e.privacy.as_if and e.federation.sampled == "turns",
         ),
         Conflict(
             *("privacy", "engine.device", "norms are computed in float64, which mps lacks", "choose cpu"),
@@ -925,44 +948,44 @@ def experiment(data: dict[str, Any]) -> Experiment:
         raise ConfigError(
             f"{found[0]} is a range, got {found[1]!r}; give a value, or have `fedfleet search` choose one"
         )
+    return validated(Experiment, data)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def validated(section: type[S], data: Any, where: str = "") -> S:
+    """The validated section. Raises ConfigError with one sentence per mistake. where: what stands before its keys, such
+    as "search."."""
     try:
-        return Experiment.model_validate(data)
+        return section.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_sentences(error)) from None
+        raise ConfigError(_sentences(error, data, section, where)) from None
 
 
-RENAMED = {"engine.hosts": "engine.workers"}
+RENAMED = {"engine.hosts": "engine.workers", "search.hosts": "search.workers"}
 """Old keys and their present names: an old key is refused with a message that gives the present one."""
 
 
-def _sentences(error: ValidationError, section: type[BaseModel] | None = None) -> str:
-    """The message for all errors that pydantic found in a section, the whole experiment by default."""
-    return "; ".join(dict.fromkeys(_sentence(each, section or Experiment) for each in error.errors()))
+def _sentences(error: ValidationError, data: Any, section: type[BaseModel], where: str = "") -> str:
+    """The message for all errors that pydantic found in the data of a section. where: see `validated`."""
+    return "; ".join(dict.fromkeys(_sentence(each, data, section, where) for each in error.errors()))
 
 
-TAGS: dict[str, Any] = {
-    "pace of rounds": Pace,
-    "asynchronous pace": Asynchronous,
-    "list of groups": WorkerGroup,
-    **dict.fromkeys(("number", "auto", "int", "constrained-float", "literal['auto']")),
-}
-"""The forms of settings that have several, as pydantic names them within the place of an error, and their sections."""
-
-
-def _sentence(error: Any, section: type[BaseModel]) -> str:
+def _sentence(error: Any, data: Any, section: type[BaseModel], where: str) -> str:
     """The message for one validation error of pydantic."""
-    path = [str(part) for part in error["loc"] if part not in TAGS]
-    key = ".".join(path)
+    path = _path(error, data)
+    key = where + ".".join(path)
     if key in RENAMED:
         return f"{key} is called {RENAMED[key]} now, got {error['input']!r}; write {RENAMED[key]}"
     if error["type"] == "extra_forbidden":
-        kind = " of an asynchronous pace" if "asynchronous pace" in error["loc"] else ""
+        kind = " of an asynchronous pace" if "Asynchronous" in error["loc"] else ""
         return f"{key} is not a key{kind}; {nearest(path[-1], _keys(error['loc'][:-1], section))}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     if error["type"] == "missing":
-        return f"{key} is missing; add {key}: {{name: …}}"
+        return f"{key} is missing; add {key}{': {name: …}' if key in PARTS else ''}"
     if error["type"] == "conflict":
-        return ".".join([*path, message])
+        return where + ".".join([*path, message])
     if error["type"] == "value_error":
         got = "" if isinstance(error["input"], dict) else f", got {redacted(repr(error['input']))}"
         return f"{key}: {message}{got}" if key else message
@@ -972,12 +995,22 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
     return f"{key} {message}, got {error['input']!r}"
 
 
+def _path(error: Any, data: Any) -> list[str]:
+    """The keys at the place of an error. pydantic also names there which form a setting has that may have several."""
+    path: list[str] = []
+    for part in error["loc"]:
+        if isinstance(part, int) if isinstance(data, list | tuple) else isinstance(data, Mapping) and part in data:
+            data = data[part]
+            path.append(str(part))
+    return [*path, str(error["loc"][-1])] if error["type"] == "missing" else path
+
+
 def _keys(place: Sequence[Any], section: type[BaseModel]) -> list[str]:
     """The valid keys of the section at the place of an error in another section."""
     model: Any = section
     for part in place:
-        if part in TAGS:
-            model = TAGS[part]
+        if part in (forms := {each.__name__: each for each in (Pace, Asynchronous, WorkerGroup)}):
+            model = forms[part]
         elif not isinstance(part, int):
             found = model.model_fields[part].annotation
             model = next((option for option in get_args(found) if option is not type(None)), found)

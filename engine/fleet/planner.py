@@ -17,14 +17,21 @@ import numpy as np
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
-from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler, norm_weights
-from ..cohorts.sampling import CohortSampler
+from ..cohorts.samplers import (
+    NOBODY,
+    Ask,
+    CountedSampler,
+    Draw,
+    Feedback,
+    PoissonSampler,
+    Sampler,
+    norm_weights,
+)
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.schema import Federation, Local, Pace
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
-from ..user_code import plugin_errors
 from .timeline import Job
 from .visits import Fleet, Traffic, VisitTimes, transfer_seconds
 
@@ -78,10 +85,9 @@ class Planner(ABC):
         experiment = run_spec.experiment
         self.run_spec, self.federation, self.client_index = run_spec, experiment.federation, client_index
         self.block, self.seed, self.method = block, experiment.seed, run_spec.method()
-        self.sampler = build_sampler(run_spec)
+        self.sampler = run_spec.sampler
         self.fleet = Fleet.of(run_spec, state_spec, client_index)
         self.traffic = Traffic.of(state_spec)
-        self.cohorts = CohortSampler(experiment.seed, experiment.federation, client_index, block)
 
     def start(self) -> PlanState:
         """The state before the first update."""
@@ -110,7 +116,8 @@ class Planner(ABC):
 
     def everyone(self) -> Update:
         """The pass over all clients that some methods begin with."""
-        clients, tasks = self.cohorts.all_clients()
+        clients, local = np.arange(self.federation.clients), Local(epochs=1, batch=self.federation.local.batch)
+        tasks = plan_tasks(clients, self.client_index.sizes, local, self.block)
         return self._weighted(Update(clients, len(clients), self._client_weights(clients), tasks=tasks), 0)
 
     def after_warm_start(self, state: PlanState, method: Algorithm, x: Tree) -> PlanState:
@@ -163,12 +170,21 @@ class RoundPlanner(Planner):
         super().__init__(run_spec, state_spec, client_index, block)
         assert isinstance(self.federation.pace, Pace)
         self.pace = self.federation.pace
-        alone = isinstance(self.sampler, UniformSampler) and self.federation.mean != "unbiased"
-        self.plain = self.fleet is None and alone
+        plain = self.fleet is None and self.federation.mean != "unbiased"
+        self.plain = self.sampler if plain and isinstance(self.sampler, CountedSampler) else None
+        self.next: tuple[int, Update] | None = None  # the plain update that was planned last, and its number
 
     def ahead(self, number: int) -> None:
-        if self.plain:
-            self.cohorts.cohort(number)
+        if self.plain is not None and (self.next is None or self.next[0] != number):
+            self.next = number, self._plain_update(self.plain, number)
+
+    def _plain_update(self, sampler: CountedSampler, number: int) -> Update:
+        """The update of a round whose cohort follows from the seed and its number alone."""
+        clients = sampler.cohort(self.seed, number, self.federation.clients, self.federation.cohort)
+        sizes = self.client_index.sizes_of(clients)
+        tasks = plan_tasks(clients, sizes, self.federation.local, self.block) if len(clients) else []
+        update = Update(clients, len(clients), self._client_weights(clients), tasks=tasks)
+        return self._weighted(update, number - 1)
 
     def after_warm_start(self, state: PlanState, method: Algorithm, x: Tree) -> PlanState:
         """The pass takes as long as the slowest client, all of whom have to be there."""
@@ -185,10 +201,9 @@ class RoundPlanner(Planner):
 
     # --- a round ------------------------------------------------------------------------------------------------------
     def update(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> Update:
-        if self.plain:
-            clients, tasks = self.cohorts.cohort(number)
-            update = Update(clients, len(clients), self._client_weights(clients), tasks=tasks)
-            return self._weighted(update, number - 1)
+        self.ahead(number)
+        if self.next is not None:
+            return self.next[1]
         begin, eligible = state.seconds, None
         if self.fleet is not None:
             begin = self.fleet.first_time(begin, self.pace.least)
@@ -383,14 +398,3 @@ def first_plan_state(sampler: Sampler, federation: Federation, clock: bool) -> P
     """The state before round 1. clock: whether the run has a virtual clock."""
     state = sampler.start(federation.clients, federation.cohort)
     return PlanState(in_order(state), {"seconds": np.zeros(1)} if clock else {})
-
-
-def build_sampler(run_spec: RunSpec) -> Sampler:
-    """The sampler of a run. Raises ConfigError if it does not fit the federation."""
-    federation = run_spec.experiment.federation
-    sampler = run_spec.registry.build("SAMPLERS", federation.sampler, "federation.sampler")
-    if not isinstance(sampler, Sampler):
-        raise ConfigError(f"federation.sampler: {federation.sampler!r} is not a sampler; give a name")
-    with plugin_errors("federation.sampler"):
-        sampler.check(federation.clients, federation.cohort, federation.weights)
-    return sampler

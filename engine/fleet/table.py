@@ -46,6 +46,8 @@ _SAMPLERS = "fedfleet.engine.cohorts.samplers:"
 
 SAMPLERS = {
     "uniform": Entry(_SAMPLERS + "UniformSampler", "S clients, each set with the same probability"),
+    "binomial": Entry(_SAMPLERS + "Binomial", "each client with probability S / N, as differential privacy counts"),
+    "turns": Entry(_SAMPLERS + "Turns", "random groups of clients that take turns"),
     "replacement": Entry(_SAMPLERS + "Replacement", "S draws with replacement"),
     "poisson": Entry(_SAMPLERS + "PoissonSampler", "a coin for each client"),
     "separated": Entry(_SAMPLERS + "Separated", "S clients that were not drawn for some rounds"),

@@ -23,7 +23,6 @@ import torch
 from ...workloads.workload import Split
 from ..cohorts.tasks import steps_of
 from ..errors import ConfigError
-from ..fleet.planner import build_sampler
 from ..kernels.contract import Kernels
 from ..kernels.library import cache_folder, instruction_set, processor, source_files
 from ..run_spec import ExecutionPlan, RunSpec
@@ -306,7 +305,7 @@ def kernels_to_try(run_spec: RunSpec, split: Split | None = None) -> list[Kernel
 
 def why_not(run_spec: RunSpec, kernels: Kernels) -> str:
     """Why a run cannot have kernels, "" if it can, see `Kernels.why_not`; nothing is proven here."""
-    if not kernels.single_losses and build_sampler(run_spec).needs_rms:
+    if not kernels.single_losses and run_spec.sampler.needs_rms:
         return "without losses of single examples, which federation.sampler needs"
     return kernels.why_not(run_spec)
 

@@ -35,7 +35,7 @@ from ..config.schema import Local
 from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError
 from ..kernels.agreement import equal
 from ..run_spec import RunSpec
-from ..user_code import Line, LineFinder, called_from_losses, is_user_file, user_lines
+from ..user_code import Line, LineFinder, is_called_by, is_user_file, user_lines
 from .as_written import gradient_difference, trying
 from .execution_plan import may_vectorise
 
@@ -45,6 +45,8 @@ ENTRIES = 10_000
 """The largest number of attributes that are compared."""
 COUNTED = "draw from oracle.key or batch['key'] with fedfleet.workloads.counted"
 RULES = "docs/howto/vectorised.md has the rules"
+ASKS_FOR_LOSSES = LocalTrainer.loss.__code__
+"""The code below which a mistake is one of the workload's losses."""
 
 
 class CodeRaised(Exception):
@@ -405,23 +407,23 @@ class Trial:
         drawn."""
         for _ in range(TRIALS):
             last = generators()
-            finder = LineFinder(lambda before=last: bool(moved(before)))
+            finder = LineFinder(lambda before=last: bool(moved(before)), ASKS_FOR_LOSSES)
             finder.run(run)
             if finder.found is None and not moved(last):
                 return
         self.refuse(
-            f"{'losses draw' if finder.in_losses else f'{name} draws'} from {generator}, so a run would not repeat",
+            f"{'losses draw' if finder.below else f'{name} draws'} from {generator}, so a run would not repeat",
             [finder.found] if finder.found else [],
             COUNTED,
-            workload=finder.in_losses,
+            workload=finder.below,
         )
 
     def refuse_attribute(self, name: str, attribute: str, run: Callable[[], Any], networks: bool = False) -> None:
         """Raise ConfigError with the line that changes an attribute. networks: whether it is one of a network."""
         roots = Attributes(*self.attributes.roots, networks=networks)
-        finder = LineFinder(lambda: bool(roots.changed()))
+        finder = LineFinder(lambda: bool(roots.changed()), ASKS_FOR_LOSSES)
         finder.run(run)
-        in_losses = networks or finder.in_losses
+        in_losses = networks or finder.below
         remedy = "return what changes as a state, and use functools.cached_property for what follows from settings"
         if networks:
             remedy = (
@@ -438,13 +440,13 @@ class Trial:
         """Raise ConfigError with the line that writes into an argument."""
         inputs, old = copy_state(tuple(given.values())), leaves_of(tuple(given.values()))
         now = leaves_of(inputs)
-        finder = LineFinder(lambda: not all(map(equal, old, now)))
+        finder = LineFinder(lambda: not all(map(equal, old, now)), ASKS_FOR_LOSSES)
         finder.run(lambda: function(*inputs))
         self.refuse(
-            f"{'losses write' if finder.in_losses else f'{name} writes'} in place into the {what}",
+            f"{'losses write' if finder.below else f'{name} writes'} in place into the {what}",
             [finder.found] if finder.found else [],
             "make a new tensor, a = a + b and not a += b",
-            workload=finder.in_losses,
+            workload=finder.below,
         )
 
     def check_form(self, name: str, what: str, old: Any, new: Any, call: tuple[Callable[..., Any], Any]) -> None:
@@ -459,7 +461,7 @@ class Trial:
 
     def returned(self, run: Callable[[], Any]) -> list[Line]:
         """The last lines on which functions of the user returned, while `run` was called."""
-        finder = LineFinder()
+        finder = LineFinder(lambda: False, ASKS_FOR_LOSSES)
         finder.run(run)
         return list(dict.fromkeys(finder.returned))[-2:]
 
@@ -505,7 +507,7 @@ def in_losses(error: BaseException) -> bool:
     traceback, last = error.__traceback__, None
     while traceback is not None:
         last, traceback = traceback.tb_frame, traceback.tb_next
-    return called_from_losses(last)
+    return is_called_by(last, ASKS_FOR_LOSSES)
 
 
 def vmap_rule_broken(message: str) -> str:

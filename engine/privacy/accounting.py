@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from importlib import metadata
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ConfigError
@@ -58,8 +59,6 @@ def library() -> Any:
 
 
 def library_version() -> str:
-    from importlib import metadata
-
     return metadata.version("dp-accounting")
 
 

@@ -1,13 +1,13 @@
 """The privacy of a run: what its section `privacy` means for the clients' messages, the noise and the accounting.
 
-Which adjacency and which accountant go with a run follows from its sampling and its mechanism:
+Which adjacency and which accountant go with a run follows from its sampler and its mechanism:
 
-    sampling          mechanism           adjacency        t rounds are, to the accountant
-    poisson           gaussian            add or remove    t Poisson samples with q = S / N
-    fixed, S = N      gaussian            zero-out         t releases
-    fixed, S < N      gaussian            replace          t samples without replacement, noise z / 2 (rdp only)
-    cyclic            gaussian, banded    zero-out         ceil(t / b) Poisson samples with q = S b / N of a group
-    cyclic            tree, others        zero-out         one release of the mechanism's sensitivity
+    sampler           mechanism           adjacency        t rounds are, to the accountant
+    binomial          gaussian            add or remove    t Poisson samples with q = S / N
+    uniform, S = N    gaussian            zero-out         t releases
+    uniform, S < N    gaussian            replace          t samples without replacement, noise z / 2 (rdp only)
+    turns             gaussian, banded    zero-out         ceil(t / b) Poisson samples with q = S b / N of a group
+    turns             tree, others        zero-out         one release of the mechanism's sensitivity
     as_if             gaussian            add or remove    t Poisson samples of the larger federation
 """
 
@@ -49,13 +49,15 @@ COUNT_SHARE = 20
 class PrivacyPlan(Clip):
     """The privacy of one run. It is the stage's bound on messages; `noise` is the stage's noise.
 
-    `multiplier`: z, NaN if it follows a schedule.
+    `calibrated`: the z of the checkpoint that the run goes on from, because another version of the library might
+    calibrate another one; None without one. `multiplier`: z, NaN if it follows a schedule.
     """
 
     experiment: Experiment
     mechanism: Mechanism
     quantile: Quantile | None
     dtype: torch.dtype
+    calibrated: float | None = None
 
     @staticmethod
     def of(experiment: Experiment, registry: Registry, dtype: torch.dtype) -> PrivacyPlan | None:
@@ -116,6 +118,8 @@ class PrivacyPlan(Clip):
     def multiplier(self) -> float:
         """z, given or calibrated to `epsilon` at the last round; NaN if it follows a schedule."""
         given = self.settings.noise
+        if self.calibrated is not None:
+            return self.calibrated
         if schedules.has_schedule(given):
             return math.nan
         if given != "auto":
@@ -129,9 +133,9 @@ class PrivacyPlan(Clip):
     @property
     def adjacency(self) -> Adjacency:
         federation = self.experiment.federation
-        if self.settings.as_if or federation.sampling == "poisson":
+        if self.settings.as_if or federation.sampled == "binomial":
             return "add_or_remove"
-        return "replace" if federation.sampling == "fixed" and federation.cohort < federation.clients else "zero_out"
+        return "replace" if federation.sampled == "uniform" and federation.cohort < federation.clients else "zero_out"
 
     @property
     def kind(self) -> Kind:
@@ -195,9 +199,9 @@ class PrivacyPlan(Clip):
             return "privacy: messages are clipped, no noise is added, there is no epsilon"
         settings, (clients, cohort) = self.settings, self.stands_for
         federation = self.experiment.federation
-        sampling = "Poisson" if settings.as_if or federation.sampling == "poisson" else federation.sampling
+        sampling = "Poisson" if settings.as_if or federation.sampled == "binomial" else federation.sampled
         rate = cohort / clients
-        if federation.sampling == "cyclic" and not settings.as_if:
+        if federation.sampled == "turns" and not settings.as_if:
             rate *= self.separation or 1
         standing = f" as if for {clients:,} clients and cohorts of {cohort:,}" if settings.as_if else ""
         z = "by its schedule" if math.isnan(self.multiplier) else f"{self.multiplier:.4g}"
@@ -243,10 +247,6 @@ class PrivacyPlan(Clip):
         noise = self.settings.noise
         optimised = getattr(self.mechanism, "coefficients", "") == "optimised"
         return noise == "auto" or optimised or schedules.has_schedule(noise)
-
-    def continue_with(self, multiplier: float) -> None:
-        """Use the z of a checkpoint, because another version of the library might calibrate another z."""
-        vars(self)["multiplier"] = multiplier
 
     # --- refusals -----------------------------------------------------------------------------------------------------
     def _check(self) -> None:
@@ -330,28 +330,28 @@ class PrivacyPlan(Clip):
 MECHANISM_CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         *("privacy.as_if", "privacy.mechanism", "goes with mechanism gaussian", "drop it"),
-        lambda plan: plan.settings.as_if and "poisson" not in plan.mechanism.samplings,
+        lambda plan: plan.settings.as_if and "binomial" not in plan.mechanism.samplers,
     ),
     Conflict(
         *("privacy.clip", "privacy.mechanism", "quantile goes with mechanism gaussian", "give clip as a number"),
-        lambda plan: plan.quantile and "poisson" not in plan.mechanism.samplings,
+        lambda plan: plan.quantile and "binomial" not in plan.mechanism.samplers,
     ),
     Conflict(
-        *("privacy.mechanism", "federation.sampling", "needs rounds between two turns of a client"),
-        "choose federation.sampling: cyclic",
-        lambda plan: plan.experiment.federation.sampling not in plan.mechanism.samplings,
+        *("privacy.mechanism", "federation.sampler", "needs rounds between two turns of a client"),
+        "choose federation.sampler: {name: turns, separation: …}",
+        lambda plan: plan.experiment.federation.sampled not in plan.mechanism.samplers,
     ),
     Conflict(
         *("privacy.noise", "privacy.mechanism", "a schedule goes with mechanism gaussian", "give noise as a number"),
         lambda plan: schedules.has_schedule(plan.settings.noise) and part_name(plan.settings.mechanism) != "gaussian",
     ),
     Conflict(
-        *("privacy.noise", "federation.sampling", "a schedule goes with fixed or poisson", "give noise as a number"),
-        lambda plan: schedules.has_schedule(plan.settings.noise) and plan.experiment.federation.sampling == "cyclic",
+        *("privacy.noise", "federation.sampler", "a schedule goes with uniform or binomial", "give noise as a number"),
+        lambda plan: schedules.has_schedule(plan.settings.noise) and plan.experiment.federation.sampled == "turns",
     ),
     Conflict(
-        *("privacy.accountant", "federation.sampling", "pld has no bound for a fixed cohort of S < N"),
-        "choose accountant: rdp, or federation.sampling: poisson",
+        *("privacy.accountant", "federation.sampler", "pld has no bound for a fixed cohort of S < N"),
+        "choose accountant: rdp, or federation.sampler: binomial",
         lambda plan: plan.is_noisy and plan.settings.accountant == "pld" and plan.adjacency == "replace",
     ),
 )

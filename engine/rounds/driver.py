@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,7 +79,7 @@ class Driver:
         experiment, self.process = run_spec.experiment, os.getpid()
         self.run_spec, self.federation = run_spec, experiment.federation
         self.client_index, self.test_rows = client_index, test_rows
-        self.last_round, self.workers = run_spec.last_round, run_spec.workers
+        self.last_round, self.workers, self.privacy = run_spec.last_round, run_spec.workers, run_spec.privacy
         keep_freed_memory()
         torch.set_num_threads(experiment.engine.threads)
         x = run_spec.initial_model()
@@ -200,8 +201,8 @@ class Driver:
 
     def _tell_privacy(self, t: int, when: str) -> None:
         """Log the epsilon of a private run after t rounds. when: the state of the run in words."""
-        if self.run_spec.privacy is not None and t:
-            self.log(f"{self.run_spec.privacy.description(t)} ({when})")
+        if self.privacy is not None and t:
+            self.log(f"{self.privacy.description(t)} ({when})")
 
     def _new_lines(self, last: bool = False) -> list[str]:
         """The lines for the log since the last call. last: first wait for the checkpoint under way."""
@@ -249,8 +250,8 @@ class Driver:
         aggregated, totals, round = yield from self._train(self.method, self.state_spec, number, update)
         trained, mean, count = self.clock(), aggregated.mean, round.cohort
         # A cohort that is left out as a whole leaves the server as it was; a private one still releases its noise.
-        skipped = update.skipped or (len(sampled) > 0 and not count and self.run_spec.privacy is None)
-        if self.run_spec.privacy is not None:  # the number of clients that were drawn depends on who there is
+        skipped = update.skipped or (len(sampled) > 0 and not count and self.privacy is None)
+        if self.privacy is not None:  # the number of clients that were drawn depends on who there is
             round = round._replace(cohort=self.federation.cohort)
         with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
             server = self.server if skipped else self.method.server_update(self.server, mean, round)
@@ -341,7 +342,7 @@ class Driver:
 
     def _epsilon(self, number: int) -> Record:
         """The column of a private run that says what the rounds up to this one cost."""
-        return {} if self.run_spec.privacy is None or not number else self.run_spec.privacy.columns(number)
+        return {} if self.privacy is None or not number else self.privacy.columns(number)
 
     def _totals(self, call: Call, tasks: Sequence[Any], state: Any) -> Phases[RoundTotals]:
         """The results of a phase besides those of updates, see `PhaseMaker.totals`."""
@@ -499,8 +500,8 @@ class Driver:
         self.plan_state = pytree.tree_unflatten([leaf.numpy() for leaf in plan_state], plan_spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
-        if self.run_spec.privacy is not None:
-            self.run_spec.privacy.continue_with(float(self.stage_state.noise.multiplier))
+        if self.privacy is not None:
+            self.privacy = replace(self.privacy, calibrated=float(self.stage_state.noise.multiplier))
         self.training = self._training()
         self.training.restore(self.round, in_flight)
         self.log(f"resumes after round {self.round}")

@@ -6,7 +6,7 @@ host              a run in this process: its data, plan, driver and pool
 members           several runs in one process, which run their phases together; shared_data: what else they share
 built_conflicts   what does not go together and is known only when the parts are built
 expected_columns  the columns that a record will have, found by one small round
-run_directory     writes the folder of a run; saved_files reads it, folder_kinds tells it from other folders
+run_directory     writes the folder of a run; saved_files reads it, and tells it from other folders
 fork, restore     a new run from a round of another one (fork_states: with its states); a run from its copies
 observer, result  who watches a run, and what it ends with; evaluation and chart are functions of a result
 """

@@ -16,10 +16,8 @@ from ...algorithms.attacks.contract import Attack
 from ...algorithms.contract import Algorithm, Known
 from ...workloads.classification import Classification
 from ..aggregation.planning import planned_rule
-from ..cohorts.samplers import Sampler
 from ..config.conflicts import Conflict, refuse
 from ..config.schema import Asynchronous, Experiment, Pace, is_set
-from ..fleet.planner import build_sampler
 from ..kernels.library import NoKernels
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
@@ -50,10 +48,6 @@ class Built:
     @cached_property
     def state_spec(self) -> StateSpec:
         return StateSpec(self.method, self.run_spec.initial_model())
-
-    @cached_property
-    def sampler(self) -> Sampler:
-        return build_sampler(self.run_spec)
 
     @property
     def pace(self) -> Pace | Asynchronous:
@@ -121,11 +115,13 @@ SAMPLING = rows(
     (
         *("engine.kernels", "federation.sampler", "they give no losses of single examples, which the sampler needs"),
         "choose auto, native or torch, or utility: mean",
-        lambda b: not b.run_spec.kernels.single_losses and b.sampler.needs_rms,
+        lambda b: not b.run_spec.kernels.single_losses and b.run_spec.sampler.needs_rms,
     ),
     (
         *("federation.pace.least", "federation.cohort", "no round uses so many clients", "lower it"),
-        lambda b: isinstance(b.pace, Pace) and b.sampler.fixed and b.pace.least > b.experiment.federation.cohort,
+        lambda b: (
+            isinstance(b.pace, Pace) and b.run_spec.sampler.fixed and b.pace.least > b.experiment.federation.cohort
+        ),
     ),
     (
         *("federation.pace.least", "federation.clients", "no round uses so many clients", "lower it"),
@@ -134,12 +130,12 @@ SAMPLING = rows(
     (
         *("federation.mean", "federation.sampler", "unbiased needs a sampler whose probabilities are known"),
         "choose auto",
-        lambda b: b.experiment.federation.mean == "unbiased" and not b.sampler.has_probabilities,
+        lambda b: b.experiment.federation.mean == "unbiased" and not b.run_spec.sampler.has_probabilities,
     ),
     (
         *("federation.pace.select", "federation.sampler", "must be 1, since the sampler gives no spare clients"),
         "lower it",
-        lambda b: isinstance(b.pace, Pace) and b.pace.select > 1 and not b.sampler.gives_spares,
+        lambda b: isinstance(b.pace, Pace) and b.pace.select > 1 and not b.run_spec.sampler.gives_spares,
     ),
     *(
         (

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..accelerators.settings import computing
 from ..clients.evaluation import Models, TestSlice, evaluate_clients, evaluate_test_rows, evaluations
 from ..clients.modules import evaluating
 from ..clients.worker import Data
@@ -28,7 +27,7 @@ def evaluate(
     run_spec = RunSpec.of("evaluation", experiment)
     if run_spec.device.type == "cuda" and not torch.cuda.is_available():
         run_spec = run_spec.on_cpu()
-    with computing(run_spec), torch.no_grad():
+    with run_spec.computing(), torch.no_grad():
         return _evaluate(run_spec, model, test, clients)
 
 

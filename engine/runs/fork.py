@@ -17,7 +17,7 @@ import yaml
 from torch.utils import _pytree as pytree
 
 from ..accelerators.settings import applied
-from ..config.forkable import fork_changes
+from ..config.differences import fork_changes
 from ..config.schema import Experiment
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec

@@ -15,7 +15,7 @@ from ..aggregation.stage import StageRunner
 from ..config.schema import PARTS, Experiment, part_name
 from ..config.schema import experiment as validated
 from ..errors import ConfigError
-from ..fleet.planner import PlanState, build_sampler, first_plan_state
+from ..fleet.planner import PlanState, first_plan_state
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
 from ..state.checkpoint_store import Snapshot
@@ -78,7 +78,7 @@ def first_states(run_spec: RunSpec) -> States:
     experiment = run_spec.experiment
     method, x = run_spec.method(), run_spec.initial_model()
     stage = StageRunner(run_spec, lambda tasks: iter(())).init(StateSpec(method, x))
-    plan = first_plan_state(build_sampler(run_spec), experiment.federation, experiment.systems is not None)
+    plan = first_plan_state(run_spec.sampler, experiment.federation, experiment.systems is not None)
     return States(method.server_init(x), stage, pytree.tree_map(torch.from_numpy, plan))
 
 
@@ -100,7 +100,7 @@ def check_workload(parent: RunSpec, run_spec: RunSpec) -> None:
 def check_messages(parent: RunSpec, run_spec: RunSpec) -> None:
     """Raise ConfigError if noise that goes on from round to round would meet messages of another shape."""
     privacy = run_spec.privacy
-    if privacy is None or not privacy.is_noisy or "poisson" in privacy.mechanism.samplings:  # noise of one round alone
+    if privacy is None or not privacy.is_noisy or "binomial" in privacy.mechanism.samplers:  # noise of one round alone
         return
     messages = [StateSpec(each.method(), each.initial_model()).message for each in (parent, run_spec)]
     old, new = (pytree.tree_leaves((each.delta, each.sent, each.averaged)) for each in messages)

@@ -46,7 +46,7 @@ class Host:
 
         It has torch's settings of the run while it computes, and its caller has those of the caller.
         """
-        return settings.in_turns(self._execute(run_spec, stop), lambda: settings.computing(run_spec))
+        return settings.in_turns(self._execute(run_spec, stop), run_spec.computing)
 
     def _execute(
         self, run_spec: RunSpec, stop: Callable[[], int]

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from ...workloads.workload import Split
-from ..accelerators import settings
 from ..accelerators.notes import as_facts
 from ..backends.local import LocalPool
 from ..clients.batches import Draws
@@ -192,7 +191,7 @@ class Members:
             groups[evaluated_form(evaluation)].append((member, phase, evaluation))
         for group in groups.values():
             began, made = time.perf_counter(), list[list[TaskResult]]()
-            alike = settings.computing(group[0][2].worker.run_spec)
+            alike = group[0][2].worker.run_spec.computing()
             if len(group) > 1:
                 with alike, suppress(Exception):  # each member meets the failure of a report, or a stop, by itself
                     made = evaluate_together([evaluation for _, _, evaluation in group])
@@ -206,7 +205,7 @@ class Members:
         began, groups = time.perf_counter(), defaultdict[Hashable, list[tuple[Member, Part]]](list)
         joined = [(member, phase) for member, phase in needing if can_be_trained_together(member, phase)]
         for member, phase in joined if len(joined) > 1 else ():
-            with settings.computing(member.pool.worker.run_spec), torch.no_grad():
+            with member.pool.worker.run_spec.computing(), torch.no_grad():
                 for task in phase.tasks:
                     part = Part(member.pool.worker, member.pool.worker.begin(task, phase.broadcast))
                     groups[common_form(part)].append((member, part))
@@ -230,7 +229,7 @@ class Members:
         results: list[TaskResult] = []
         if form not in self.refused:
             try:
-                with settings.computing(group[0][1].worker.run_spec), torch.no_grad():
+                with group[0][1].worker.run_spec.computing(), torch.no_grad():
                     results = train_together([part for _, part in group], self.trainers)
             except Interrupted:  # a member is to stop, and finds that out when it begins the phase by itself
                 return

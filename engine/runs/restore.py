@@ -11,8 +11,8 @@ from ..storage.atomic_write import write
 from ..storage.lock import exclusive
 from ..storage.object_store import join_url, open_folder, split_url
 from ..storage.secrets import redacted
-from .folder_kinds import refuse_other_kind
 from .run_directory import LAUNCHER, read_run_id
+from .saved_files import refuse_other_kind
 
 
 def bring(url: str, out: Path | None = None) -> Path:

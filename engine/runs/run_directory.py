@@ -36,7 +36,6 @@ from ..state.row_files import remove_files
 from ..storage.atomic_write import cleared, release, temporary_path, write
 from ..storage.lock import LAUNCHER, driver_lock, exclusive
 from ..storage.plain_files import open_plain, read_text, refuse_unusual
-from .folder_kinds import refuse_other_kind
 from .observer import Observer
 from .result import Result, model_digest
 from .saved_files import (
@@ -49,6 +48,7 @@ from .saved_files import (
     SavedResult,
     load_model,
     read_result,
+    refuse_other_kind,
     save_model,
 )
 

@@ -1,4 +1,5 @@
-"""The files in the folder of a run: their names, and how they are read and written. The module is quick to import."""
+"""The files in the folder of a run: their names, how they are read and written, and how folders of other commands are
+told apart. The module is quick to import."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..config.earlier import today
 from ..config.yaml_text import parse
 from ..errors import ConfigError, first_line
 from ..records.lineage import FILE as FORK
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from ..records.history import Record
 
+FILE_OF_KIND = {"run": "config.yaml", "study": "study.yaml", "search": "search.yaml"}
+"""What a folder may hold, and the file that says so. The runs of studies and searches lie in folders below it."""
 INITIAL = "initial.safetensors"
 """The model before round 1, if the caller gave one."""
 FROZEN = "frozen.json"
@@ -42,6 +46,17 @@ FILES = (
 FOLDERS = ("state", "checkpoints", "clients")
 NAMES = (*FILES, *(f".{name}" for name in FILES), *FOLDERS, LAUNCHER, DRIVER, RESERVE)
 """Everything that a run may have in its folder."""
+
+
+def refuse_other_kind(path: Path, kind: str) -> None:
+    """Raise ConfigError if the folder holds something else than what shall be written into it, since both have files of
+    the same names. kind: of FILE_OF_KIND."""
+    for held, name in FILE_OF_KIND.items():
+        if held != kind and (path / name).exists():
+            raise ConfigError(
+                f"--out {path} already holds a {held} ({name}), and a {kind} needs a folder of its own; choose another "
+                "folder"
+            )
 
 
 class SavedResult(NamedTuple):
@@ -73,9 +88,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
         found = first_line(error)
     if not isinstance(found, dict):
         raise ConfigError(f"{file} is damaged ({found}); put the run's configuration back")
-    if isinstance(found.get("engine"), dict):
-        found["engine"].pop("port", None)  # earlier versions had connections of their own between nodes
-    return found
+    return today(found)
 
 
 def read_rows(path: Path) -> list[Record]:

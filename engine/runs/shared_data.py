@@ -8,7 +8,6 @@ from collections.abc import Hashable
 from typing import Any
 
 from ...workloads.workload import Split
-from ..fleet.planner import build_sampler
 from ..method_form.numbers import form
 from ..planning.data import checked_split, keep_partition
 from ..planning.execution_plan import asks_for_kernels, kernels_to_try
@@ -69,7 +68,7 @@ def same_but_numbers(run_spec: RunSpec) -> Hashable | None:
     if key is None:
         return None
     sections = (experiment.federation.local.model_dump_json(), experiment.engine.model_dump_json())
-    with_rms = build_sampler(run_spec).needs_rms  # the losses of single examples, which a chain does not give
+    with_rms = run_spec.sampler.needs_rms  # the losses of single examples, which a chain does not give
     return (key, form(run_spec.method()), *sections, with_rms)
 
 

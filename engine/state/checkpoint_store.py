@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ..config.earlier import today
 from ..errors import first_line
 from ..records.history import History
 from ..storage.object_store import Folder
@@ -220,7 +221,7 @@ def snapshot_of(manifest: Manifest, files: dict[str, bytes]) -> Snapshot:
         table["digest"],
         table["visits"],
         History.of(manifest["columns"], [load_arrays(files[segment(at)]) for at in range(0, rounds, SEGMENT)]),
-        manifest["config"],
+        today(manifest["config"]),
         manifest["plan"],
         manifest.get("frozen", {}),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
 def rounds_change_method(run_spec: RunSpec, rounds: int) -> bool:
     """Whether the method would have other settings in a run with this number of rounds."""
     federation = run_spec.experiment.federation.model_copy(update={"rounds": rounds})
-    other = replace(run_spec, experiment=run_spec.experiment.model_copy(update={"federation": federation}))
+    other = run_spec.with_experiment(run_spec.experiment.model_copy(update={"federation": federation}))
     method, same_method, other_method = run_spec.method(), run_spec.method(), other.method()
     return method == same_method != other_method  # a method that does not equal itself cannot be compared
 

@@ -17,25 +17,29 @@ from fedfleet.algorithms.aggregation.nnm import Nnm
 from fedfleet.engine.aggregation.planning import largest_cohort, round_sizes
 from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.api import resume, run
-from fedfleet.engine.cohorts.sampling import cohort_sizes, sample_cohort
-from fedfleet.engine.config.schema import Federation, experiment
+from fedfleet.engine.cohorts.samplers import CountedSampler
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, StoreFull
 from fedfleet.engine.run_spec import RunSpec
 from tests.aggregation.test_engine import NNM_KRUM, RESISTS, StopsAfter, same, spec, with_checkpoints
 from tests.faults.runs import Watch, plan, rule, setting, visitor
 
-POISSON = {"sampling": "poisson"}
-CYCLIC = {"sampling": "cyclic", "separation": 2, "cohort": 8}
+BINOMIAL = {"sampler": "binomial"}
+TURNS = {"sampler": {"name": "turns", "separation": 2}, "cohort": 8}
 
 
-@pytest.mark.parametrize("federation", [POISSON, CYCLIC, {**CYCLIC, "cohort": 10}], ids=["poisson", "cyclic", "turns"])
+@pytest.mark.parametrize(
+    "federation", [BINOMIAL, TURNS, {**TURNS, "cohort": 10}], ids=["binomial", "turns", "whole groups"]
+)
 def test_sizes_of_cohorts_are_known_before(federation: dict[str, Any]):
-    made = Federation(clients=20, **{"cohort": 10, "rounds": 40, **federation})
-    drawn = {len(sample_cohort(3, round, made)) for round in range(1, 41)}
-    assert cohort_sizes(3, made) == drawn
+    run_spec = RunSpec.of("x", spec("mean", **{"rounds": 40, **federation}))
+    plan, sampler = run_spec.experiment.federation, run_spec.sampler
+    assert isinstance(sampler, CountedSampler)
+    drawn = (sampler.cohort(run_spec.experiment.seed, round, plan.clients, plan.cohort) for round in range(1, 41))
+    assert round_sizes(run_spec) == {len(cohort) for cohort in drawn}
 
 
-@pytest.mark.parametrize("federation", [POISSON, CYCLIC], ids=["poisson", "cyclic"])
+@pytest.mark.parametrize("federation", [BINOMIAL, TURNS], ids=["binomial", "turns"])
 @pytest.mark.parametrize("aggregate", [NNM_KRUM, "median"], ids=str)
 def test_rounds_of_different_sizes(federation: dict[str, Any], aggregate: Any, tmp_path: Path):
     """They run, resume to the same bits, and f is in proportion to the cohort."""
@@ -51,7 +55,7 @@ def test_rounds_of_different_sizes(federation: dict[str, Any], aggregate: Any, t
 def test_a_round_without_clients_is_a_round(name: str):
     """Cohorts of one client in the mean: the answer to no messages is 0, with and without collecting."""
     attack = {"name": "mimic", "share": 0.2, "warmup": 2}
-    rows = run(spec(name, attack=attack, cohort=1, rounds=8, **POISSON)).rows
+    rows = run(spec(name, attack=attack, cohort=1, rounds=8, **BINOMIAL)).rows
     empty = [place for place, row in enumerate(rows) if row["client/count"] == 0]
     assert empty
     assert all(rows[place]["client/norm2"] == 0 for place in empty)
@@ -60,14 +64,14 @@ def test_a_round_without_clients_is_a_round(name: str):
 
 def test_f_is_in_proportion_to_the_cohort():
     assert [in_proportion(2, drawn, 10) for drawn in (1, 5, 10, 11, 20)] == [1, 1, 2, 3, 4]
-    run_spec = RunSpec.of("x", spec("median", **POISSON, rounds=30))
+    run_spec = RunSpec.of("x", spec("median", **BINOMIAL, rounds=30))
     assert largest_cohort(run_spec) == max(round_sizes(run_spec)) > 10
 
 
 def test_rounds_that_are_too_small_are_refused_before_anything_starts():
-    words = r"Bulyan needs S >= 4 f \+ 3, got f=\d in a round of \d+ clients, which federation.sampling: poisson draws"
+    words = r"Bulyan needs S >= 4 f \+ 3, got f=\d in a round of \d+ clients, which federation.sampler: binomial draws"
     with pytest.raises(ConfigError, match=words):
-        run(spec({"name": "bulyan", "f": 1}, **POISSON, rounds=30))
+        run(spec({"name": "bulyan", "f": 1}, **BINOMIAL, rounds=30))
 
 
 def test_sign_flip_of_gradients_climbs_the_loss():
@@ -180,6 +184,6 @@ def test_what_is_kept_is_in_proportion_to_the_cohort(before: list[Any]):
     assert [Nnm(f=2).scaled(drawn, 10) for drawn in (5, 20)] == [Nnm(f=1), Nnm(f=4)]
     keep = 10 - 1 if not before else 5 - 1
     given, default = ({"name": "multi_krum", "f": 1, "before": before, **more} for more in ({"keep": keep}, {}))
-    results = [run(spec(each, **POISSON, rounds=4)) for each in (given, default)]
+    results = [run(spec(each, **BINOMIAL, rounds=4)) for each in (given, default)]
     assert len({row["client/count"] for row in results[0].rows}) > 1
     assert same(*results)

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 import fedfleet
-from fedfleet.engine.config.forkable import fork_changes
+from fedfleet.engine.config.differences import fork_changes
 from fedfleet.engine.config.schedules import SCHEDULES
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
@@ -336,7 +336,6 @@ def test_a_parent_that_cannot_be_marked_is_copied(parent, tmp_path, monkeypatch)
     [
         ("seed=3", "seed must stay as it is in a fork: the clients' data and all draws"),
         ("federation.clients=20", "federation.clients must stay"),
-        ("federation.sampling=poisson", "federation.sampling must stay"),
         ("evaluate.held_out=0.2", "evaluate.held_out must stay"),
         ("engine.dtype=float64", "engine.dtype must stay as it is in a fork: the states"),
         ("engine.block=4", "engine.block must stay as it is in a fork: a fork keeps the execution plan"),
@@ -422,11 +421,13 @@ def test_lineage_in_files_reports_and_tags(parent, tmp_path):
 
 def test_a_private_fork_says_what_its_epsilon_does_not_cover(tmp_path):
     pytest.importorskip("dp_accounting")
-    private = data(privacy=NOISY, federation={"sampling": "poisson", "rounds": 4})
+    private = data(privacy=NOISY, federation={"sampler": "binomial", "rounds": 4})
     whole = fedfleet.run(experiment(private), tmp_path / "parent")
     fork = fedfleet.fork(whole, 2, out=tmp_path / "fork")
     same(fork, whole)
     assert fork.rows[-1]["privacy/epsilon"] > fork.rows[1]["privacy/epsilon"]
+    with pytest.raises(ConfigError, match=r"federation\.sampler must stay as it is in a fork: epsilon .*, got uniform"):
+        prepared(tmp_path / "parent", 2, "federation.sampler=uniform", tmp_path / "other")
     assert "epsilon is that of this run alone" in (tmp_path / "fork" / "run.log").read_text()
 
 
@@ -435,14 +436,14 @@ def test_noise_that_depends_on_the_number_of_rounds_is_not_forked_with_another_o
     """Epsilon is computed from the noise of all rounds, also of those before the fork."""
     pytest.importorskip("dp_accounting")
     target = {"epsilon": 8.0} if noise == "auto" else {}
-    private = data(privacy={**NOISY, "noise": noise, **target}, federation={"sampling": "poisson", "rounds": 3})
+    private = data(privacy={**NOISY, "noise": noise, **target}, federation={"sampler": "binomial", "rounds": 3})
     whole = fedfleet.run(experiment(private), tmp_path / "parent")
     with pytest.raises(ConfigError, match=r"federation\.rounds must stay 3 in a fork, got 6: the noise depends on"):
         prepared(tmp_path / "parent", 2, "federation.rounds=6", tmp_path / "fork")
     same(fedfleet.fork(whole, 2, out=tmp_path / "fork"), whole)
 
 
-PRIVATE_TURNS = {"clients": 12, "cohort": 4, "sampling": "cyclic", "separation": 3, "rounds": 3}
+PRIVATE_TURNS = {"clients": 12, "cohort": 4, "sampler": {"name": "turns", "separation": 3}, "rounds": 3}
 
 
 def private_turns(mechanism: str, **more: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -367,7 +367,7 @@ def test_which_methods_branch_on_the_value_of_a_number(name, problem):
     difference of weights.
     """
     run_spec, batches = problem
-    spec = replace(run_spec, experiment=run_spec.experiment.model_copy(update={"method": with_arguments(name)}))
+    spec = run_spec.with_experiment(run_spec.experiment.model_copy(update={"method": with_arguments(name)}))
     method = spec.method()
     x = spec.initial_model()
     steps, off = torch.tensor([2, 2]), 2 * 2**-23 * float(x.flat.abs().max())

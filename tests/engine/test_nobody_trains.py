@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedfleet.engine.api import run
-from fedfleet.engine.cohorts.sampling import draws_somebody
-from fedfleet.engine.config.schema import Experiment, Federation, experiment
+from fedfleet.engine.cohorts.sampling import binomial_size
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.one_run import text_of
 from fedfleet.tune.progress import Progress
@@ -31,8 +31,7 @@ def made(federation: dict[str, Any] | None = None, **more: Any) -> Experiment:
 
 def seed_of_nobody() -> int:
     """A seed with which the coins of a single round leave everybody out."""
-    plain = Federation(clients=500, cohort=1, rounds=1, sampling="poisson")
-    return next(seed for seed in range(100) if not draws_somebody(seed, plain, 1))
+    return next(seed for seed in range(100) if not binomial_size(seed, 1, 500, 1 / 500))
 
 
 @pytest.mark.parametrize(
@@ -85,9 +84,9 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"attack": {"name": "drop", "share": 0.99}}, r"^attack: drop has all clients send nothing"),
     ({"without": [0, 4]}, {"attack": {"name": "drop", "clients": [1, 2, 3, 5, 6, 7, 8, 9]}}, r"^attack: drop has all"),
     (
-        {"sampling": "poisson", "clients": 500, "cohort": 1, "rounds": 1},
+        {"sampler": "binomial", "clients": 500, "cohort": 1, "rounds": 1},
         {"seed": seed_of_nobody()},
-        r"^federation.sampling: poisson draws no client in any of the 1 rounds, .*; raise federation.cohort or ",
+        r"^federation.sampler: binomial draws no client in any of the 1 rounds, .*; raise federation.cohort or ",
     ),
     ({"local": {"steps": 0}}, {}, r"^federation.local.steps must be greater than or equal to 1, got 0"),
 ]  # fmt: skip

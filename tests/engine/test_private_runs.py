@@ -22,8 +22,8 @@ from .setups import EPOCHS, METHODS, STEPS, digits
 
 pytest.importorskip("dp_accounting")
 
-POISSON = {"sampling": "poisson"}
-CYCLIC = {"sampling": "cyclic", "separation": 3}
+BINOMIAL = {"sampler": "binomial"}
+TURNS = {"sampler": {"name": "turns", "separation": 3}}
 NOISY = {"clip": 0.5, "noise": 1.0, "delta": 1e-2}
 QUANTILE = {**NOISY, "clip": {"name": "quantile", "count_noise": 2.0}}
 
@@ -71,7 +71,7 @@ def noise_of_first_round(privacy, federation, method="fedavg"):
     return flat[0] - flat[1], noisy
 
 
-@pytest.mark.parametrize("federation", [POISSON, {}, {"cohort": 30}, CYCLIC], ids=str)
+@pytest.mark.parametrize("federation", [BINOMIAL, {}, {"cohort": 30}, TURNS], ids=str)
 def test_the_noise_is_what_follows_from_the_seed(federation):
     found, result = noise_of_first_round({**NOISY, "noise": 1.5}, federation)
     cohort = federation.get("cohort", 9)
@@ -85,7 +85,7 @@ def test_the_noise_is_what_follows_from_the_seed(federation):
 
 
 def test_a_tree_of_one_round_is_one_draw():
-    found, result = noise_of_first_round({**NOISY, "mechanism": "tree"}, CYCLIC)
+    found, result = noise_of_first_round({**NOISY, "mechanism": "tree"}, TURNS)
     (drawn,) = Draws(0, [tuple(found.shape)])("tree", 0, 0)
     torch.testing.assert_close(found, 0.5 / 9 * drawn, rtol=0, atol=1e-12)
     assert result.rows[0]["privacy/noise"] == pytest.approx(0.5 / 9)
@@ -93,21 +93,21 @@ def test_a_tree_of_one_round_is_one_draw():
 
 def test_shares_have_noise_of_their_own():
     privacy = {**NOISY, "shares": {"delta": 3, "estimator": 4}}
-    found, _ = noise_of_first_round(privacy, POISSON, "scaffold")
+    found, _ = noise_of_first_round(privacy, BINOMIAL, "scaffold")
     drawn, _ = Draws(0, [tuple(found.shape)] * 2)("noise", 1)
     torch.testing.assert_close(found, 2**0.5 * 0.6 * 0.5 / 9 * drawn, rtol=0, atol=1e-12)
 
 
 def test_scales_divide_the_noise():
     privacy = {**NOISY, "scales": {"delta": 4.0}}
-    found, _ = noise_of_first_round(privacy, POISSON, "scaffold")
+    found, _ = noise_of_first_round(privacy, BINOMIAL, "scaffold")
     drawn, _ = Draws(0, [tuple(found.shape)] * 2)("noise", 1)
     torch.testing.assert_close(found, 0.5 / 9 / 4 * drawn, rtol=0, atol=1e-12)
 
 
 def test_as_if_of_the_same_federation_is_the_plain_mechanism():
-    plain = run(private(NOISY, POISSON))
-    stands = run(private({**NOISY, "as_if": {"clients": 30, "cohort": 9}}, POISSON))
+    plain = run(private(NOISY, BINOMIAL))
+    stands = run(private({**NOISY, "as_if": {"clients": 30, "cohort": 9}}, BINOMIAL))
     assert stands.model_sha256 == plain.model_sha256
     assert column(stands, "privacy/epsilon_as_if") == column(plain, "privacy/epsilon")
     assert "privacy/epsilon" not in stands.rows[0]
@@ -121,24 +121,24 @@ def test_as_if_has_the_noise_of_a_larger_cohort():
 
 
 def test_a_quantile_moves_the_bound():
-    still = run(private({**QUANTILE, "noise": 0}, POISSON, rounds=6))
+    still = run(private({**QUANTILE, "noise": 0}, BINOMIAL, rounds=6))
     bounds = np.array(column(still, "privacy/clip"))
     below = np.array(column(still, "privacy/below"))
     np.testing.assert_allclose(bounds[1:], bounds[:-1] * np.exp(-0.2 * (below[:-1] - 0.5)), rtol=1e-6)
     clipped, count = np.array(column(still, "client/clipped")), np.array(column(still, "client/count"))
     np.testing.assert_allclose(below, ((1 - 2 * clipped) * count / 2) / 9 + 0.5, rtol=1e-12)
     assert bounds[0] == pytest.approx(0.1)
-    noisy = run(private(QUANTILE, POISSON, rounds=2))
+    noisy = run(private(QUANTILE, BINOMIAL, rounds=2))
     share = (1 - 2 * noisy.rows[0]["client/clipped"]) * noisy.rows[0]["client/count"] / 2
     drawn = float(counted.normal(counted.key(0, "privacy", "below", 1), 1))
     assert noisy.rows[0]["privacy/below"] == pytest.approx((share + 2 * drawn) / 9 + 0.5)
     assert noisy.rows[0]["privacy/noise"] == pytest.approx((1 - 1 / 16) ** -0.5 * np.float32(0.1) / 9)
-    assert column(noisy, "privacy/epsilon") == column(run(private(NOISY, POISSON, rounds=2)), "privacy/epsilon")
+    assert column(noisy, "privacy/epsilon") == column(run(private(NOISY, BINOMIAL, rounds=2)), "privacy/epsilon")
 
 
 def test_schedules_of_bound_and_noise():
     falling = {"schedule": "exponential", "start": 0.8, "decay": 0.5}
-    result = run(private({"clip": falling, "noise": {**falling, "start": 2.0}, "delta": 1e-2}, POISSON))
+    result = run(private({"clip": falling, "noise": {**falling, "start": 2.0}, "delta": 1e-2}, BINOMIAL))
     assert column(result, "privacy/clip") == [0.8, 0.4, 0.2]
     np.testing.assert_allclose(column(result, "privacy/noise"), np.array([1.6, 0.4, 0.1]) / 9)
     spent = column(result, "privacy/epsilon")
@@ -172,7 +172,7 @@ def test_a_dropped_client_is_a_zero_in_the_sum(tmp_path):
 
 
 def test_the_result_and_the_report_say_what_was_spent(tmp_path):
-    result = run(private(NOISY, POISSON), tmp_path / "run")
+    result = run(private(NOISY, BINOMIAL), tmp_path / "run")
     line = text_of(result).splitlines()[-1]
     assert line.startswith("privacy: epsilon = ")
     assert "3 rounds, z = 1; PLD" in line
@@ -186,10 +186,10 @@ def test_the_result_and_the_report_say_what_was_spent(tmp_path):
 
 
 MECHANISMS = {
-    "tree": ({**NOISY, "mechanism": "tree"}, CYCLIC),
-    "banded": ({**NOISY, "mechanism": {"name": "banded", "bands": 3}}, CYCLIC),
-    "banded_inverse": ({**NOISY, "mechanism": {"name": "banded_inverse", "bands": 3}}, CYCLIC),
-    "quantile": (QUANTILE, POISSON),
+    "tree": ({**NOISY, "mechanism": "tree"}, TURNS),
+    "banded": ({**NOISY, "mechanism": {"name": "banded", "bands": 3}}, TURNS),
+    "banded_inverse": ({**NOISY, "mechanism": {"name": "banded_inverse", "bands": 3}}, TURNS),
+    "quantile": (QUANTILE, BINOMIAL),
     "calibrated": ({**NOISY, "noise": "auto", "epsilon": 9.0}, {}),
 }
 
@@ -227,7 +227,7 @@ def test_blocks_and_workers_change_nothing(ray_here):
 
 
 def test_rounds_without_clients_are_released_too():
-    small = {**POISSON, "clients": 3, "cohort": 1}
+    small = {**BINOMIAL, "clients": 3, "cohort": 1}
     result = run(private({**NOISY, "noise": 0.8}, small, "scaffold", rounds=8))
     counts = column(result, "client/count")
     assert 0 in counts
@@ -242,7 +242,7 @@ def test_rounds_without_clients_are_released_too():
 
 
 def test_the_noise_is_calibrated_to_a_target():
-    for federation in (POISSON, {}, CYCLIC):
+    for federation in (BINOMIAL, {}, TURNS):
         result = run(private({"clip": 0.5, "epsilon": 4.0, "delta": 1e-2}, federation, rounds=4))
         assert 4 * (1 - 1e-3) <= result.rows[-1]["privacy/epsilon"] <= 4
         spent = column(result, "privacy/epsilon")
@@ -251,8 +251,8 @@ def test_the_noise_is_calibrated_to_a_target():
 
 def test_a_run_ends_when_its_budget_is_spent(tmp_path):
     privacy = {**NOISY, "epsilon": 1.5}
-    result = run(private(privacy, POISSON, rounds=50), tmp_path / "run")
-    free = run(private(NOISY, POISSON, rounds=len(result.rows) + 1))
+    result = run(private(privacy, BINOMIAL, rounds=50), tmp_path / "run")
+    free = run(private(NOISY, BINOMIAL, rounds=len(result.rows) + 1))
     assert len(result.rows) < 50
     assert result.rows[-1]["privacy/epsilon"] <= 1.5 < free.rows[-1]["privacy/epsilon"]
     assert "eval/accuracy" in result.rows[-1]
@@ -262,7 +262,7 @@ def test_a_run_ends_when_its_budget_is_spent(tmp_path):
 
 
 def test_a_round_that_diverges_is_spent(tmp_path):
-    chosen = private({**NOISY, "clip": 1e9, "noise": 1e6}, POISSON)
+    chosen = private({**NOISY, "clip": 1e9, "noise": 1e6}, BINOMIAL)
     with pytest.raises(Diverged):
         run(chosen, tmp_path / "run")
     assert "1 rounds, z = 1e+06" in (tmp_path / "run" / "run.log").read_text()
@@ -270,13 +270,13 @@ def test_a_round_that_diverges_is_spent(tmp_path):
 
 def test_a_round_without_clients_may_diverge():
     """Nobody takes part in round 1 of this seed; its noise alone makes the model too large."""
-    data = {**private({**NOISY, "clip": 1e9, "noise": 1e6}, {**POISSON, "cohort": 1}).plain(), "seed": 3}
+    data = {**private({**NOISY, "clip": 1e9, "noise": 1e6}, {**BINOMIAL, "cohort": 1}).plain(), "seed": 3}
     with pytest.raises(Diverged, match=r"\d; no client took part, the server's step made"):
         run(experiment(data))
 
 
 def test_the_stage_of_a_private_run_is_what_it_says():
-    spec = RunSpec.of("private", private(NOISY, POISSON))
+    spec = RunSpec.of("private", private(NOISY, BINOMIAL))
     assert spec.privacy is not None
     assert "one client added or removed; Poisson, q = 0.3, 3 rounds, z = 1; PLD" in spec.privacy.description(3)
     assert spec.last_round == 3

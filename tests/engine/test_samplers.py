@@ -306,53 +306,14 @@ def test_states_are_averaged_by_their_own_weights():
         ("unifrom", {}, "federation.sampler.name: no sampler is called unifrom; did you mean uniform?"),
         ({"name": "separated", "rounds": 4}, {}, "federation.sampler: cohort * rounds <= clients must hold"),
         ({"name": "power_of_choice", "d": 3}, {}, "federation.sampler: cohort <= d <= clients must hold, got cohort=6"),
-        ("oort", {"mean": "unbiased"}, "federation.mean: unbiased needs a sampler whose probabilities are known"),
         ({"name": "weighted", "exact": False}, {}, "exact=false goes with federation.weights: examples, got uniform"),
         (
-            "uniform",
-            {"pace": {"select": 1.3}},
-            "federation.pace.select: needs a virtual clock, got 1.3 with systems=none",
-        ),
-        (
-            "uniform",
-            {"pace": {"deadline": 3}},
-            "deadline: goes with stragglers drop or partial, got 3.0 with stragglers=wait",
-        ),
-        (
-            "uniform",
-            {"pace": {"stragglers": "drop"}},
-            "stragglers: drop and partial need a deadline, got drop with deadline=none",
-        ),
-        (
-            "weighted",
-            {"sampling": "poisson"},
-            "federation.sampler: goes with sampling: fixed, got weighted with sampling=poisson",
+            "binomial",
+            {"mean": "unbiased"},
+            "federation.mean: binomial and turns divide by the sum of the weights, got unbiased with sampler=binomial",
         ),
     ],
 )
 def test_mistakes_are_one_sentence(sampler, plan, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         prepare(digits(sampler, plan), "test")
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"aggregate": "median"},
-            "aggregate: does not go with another sampler than uniform, which changes who is in a mean, got median",
-        ),
-        ({"attack": {"name": "ipm", "share": 0.2}}, "attack: does not go with another sampler than uniform"),
-    ],
-)
-def test_rules_of_aggregation_need_plain_cohorts(keys, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        prepare(digits("weighted", **keys), "test")
-
-
-def test_samplers_without_spares_refuse_them():
-    made = digits("weighted", {"pace": {"select": 1.5}}, systems={})
-    with pytest.raises(
-        ConfigError, match=r"federation.pace.select: must be 1, since the sampler gives no spare clients, got 1.5"
-    ):
-        prepare(made, "test")

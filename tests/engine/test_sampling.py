@@ -8,6 +8,7 @@ import pytest
 
 from fedfleet.engine import resume, run
 from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.cohorts.samplers import Binomial, Turns
 from fedfleet.engine.cohorts.tasks import (
     FEWEST_TASKS,
     MOST_TASKS,
@@ -17,7 +18,7 @@ from fedfleet.engine.cohorts.tasks import (
     task_edges,
 )
 from fedfleet.engine.config.schema import Federation, Local
-from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.errors import ConfigError, Interrupted
 
 from ..faults.runs import Watch, interrupt
 from .setups import digits
@@ -38,9 +39,8 @@ def federation(**keys):
     return Federation.model_validate(keys)
 
 
-def test_poisson_cohorts_are_independent_coins():
-    plan = federation(clients=50, cohort=10, sampling="poisson")
-    drawn = [sampling.sample_cohort(0, r, plan) for r in range(1, 2001)]
+def test_binomial_cohorts_are_independent_coins():
+    drawn = [Binomial().cohort(0, r, 50, 10) for r in range(1, 2001)]
     assert all((np.diff(c) > 0).all() for c in drawn)
     sizes = np.array([len(c) for c in drawn])
     error = 4 / 2000**0.5  # four standard errors, times the standard deviation of what is averaged
@@ -51,22 +51,21 @@ def test_poisson_cohorts_are_independent_coins():
         row[cohort] = 1
     together = (taken[:, :-1] * taken[:, 1:]).mean(0)
     assert np.abs(together - 0.04).max() < 5 * (0.04 * 0.96 / 2000) ** 0.5
-    assert np.array_equal(drawn[3], sampling.sample_cohort(0, 4, plan))
-    assert plan.largest_cohort == 50
+    assert np.array_equal(drawn[3], Binomial().cohort(0, 4, 50, 10))
+    assert federation(clients=50, cohort=10, sampler="binomial").largest_cohort == 50
 
 
-def test_small_poisson_cohorts_may_be_empty():
-    plan = federation(clients=3, cohort=1, sampling="poisson")
-    sizes = [len(sampling.sample_cohort(0, r, plan)) for r in range(1, 1001)]
+def test_small_binomial_cohorts_may_be_empty():
+    sizes = [len(Binomial().cohort(0, r, 3, 1)) for r in range(1, 1001)]
     assert abs(sizes.count(0) / 1000 - 8 / 27) < 4 * (8 / 27 * 19 / 27 / 1000) ** 0.5
 
 
 @pytest.mark.parametrize(("clients", "cohort", "separation"), [(12, 3, 4), (50, 4, 7), (10, 1, 10), (9, 9, 1)])
-def test_cyclic_cohorts_keep_turns_apart(clients, cohort, separation):
-    plan = federation(clients=clients, cohort=cohort, sampling="cyclic", separation=separation)
+def test_turns_are_kept_apart(clients, cohort, separation):
+    plan = federation(clients=clients, cohort=cohort, sampler={"name": "turns", "separation": separation})
     last, sizes = {}, []
     for r in range(1, 40 * separation + 1):
-        drawn = sampling.sample_cohort(0, r, plan)
+        drawn = Turns(separation).cohort(0, r, clients, cohort)
         sizes.append(len(drawn))
         assert (np.diff(drawn) > 0).all()
         assert len(drawn) <= plan.largest_cohort
@@ -82,25 +81,22 @@ def test_cyclic_cohorts_keep_turns_apart(clients, cohort, separation):
     ("keys", "message"),
     [
         (
-            {"sampling": "cyclic"},
-            "sampling: cyclic needs the rounds from one turn of a client to its next, got cyclic with separation=none",
+            {"sampler": "turns"},
+            "sampler: turns needs the rounds from one turn of a client to its next, a whole number from 1; write {name",
         ),
+        ({"sampler": {"name": "turns", "separation": "3"}}, "sampler: turns needs the rounds"),
         (
-            {"sampling": "poisson", "separation": 3},
-            "separation: goes with sampling: cyclic, got 3 with sampling=poisson; drop it",
-        ),
-        (
-            {"sampling": "cyclic", "separation": 10, "cohort": 54, "clients": 539},
-            "cohort * separation <= clients must hold, got 10 with clients=539; lower it, or federation.cohort",
+            {"sampler": {"name": "turns", "separation": 10}, "cohort": 54, "clients": 539},
+            "sampler.separation: cohort * separation <= clients must hold, got 10 with clients=539; lower it, or fed",
         ),
     ],
 )
-def test_settings_of_sampling_that_do_not_fit(keys, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        federation(**keys)
+def test_settings_of_samplers_that_do_not_fit(keys, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Federation(**keys)
 
 
-SOME_ARE_EMPTY = {"clients": 4, "cohort": 1, "rounds": 8, "local": {"steps": 2, "batch": 4}, "sampling": "poisson"}
+SOME_ARE_EMPTY = {"clients": 4, "cohort": 1, "rounds": 8, "local": {"steps": 2, "batch": 4}, "sampler": "binomial"}
 
 
 def with_empty_rounds(**engine):

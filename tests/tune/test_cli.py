@@ -361,7 +361,7 @@ def test_a_run_says_what_it_is_before_it_starts(here: Path, monkeypatch: pytest.
             "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, on the Ray cluster head:6379",
         ),
         (
-            ("federation.sampling=poisson", "engine.backend=local"),
+            ("federation.sampler=binomial", "engine.backend=local"),
             "scaffold on digits: 100 clients, cohorts of about 20, 50 rounds, in this process",
         ),
         (

@@ -328,9 +328,9 @@ def with_section(name: str, section: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"sedes": [1]}, "sedes is not a key of a study; did you mean seeds?"),
-        ({"seeds": [1, 1]}, "seeds must not repeat a seed"),
-        ({"name": "../../elsewhere"}, "name must be the name of a folder, without .. and not empty"),
+        ({"sedes": [1]}, "sedes is not a key; did you mean seeds?"),
+        ({"seeds": [1, 1]}, "seeds: must not repeat a seed"),
+        ({"name": "../../elsewhere"}, "name: must be the name of a folder, without .. and not empty"),
         ({"methods": {}}, "methods"),
         ({"methods": {"A": "fedavgg"}}, "no method is called fedavgg; did you mean fedavg?"),
         ({"tune": {"each": "all"}}, "tune.each must be 'none', 'cell', 'level' or 'once'"),
@@ -497,4 +497,4 @@ def test_the_final_value_of_a_run(tmp_path: Path, report: dict[str, Any], final:
 def test_the_best_round_is_no_mean(tmp_path: Path):
     done = invoke("study", written(tmp_path, report={"last": 3, "best_round": True}), "--out", str(tmp_path / "out"))
     assert done.exit_code == 2
-    assert "report has last: 3 and best_round: true, which contradict each other; drop one" in done.output
+    assert "report: has last: 3 and best_round: true, which contradict each other; drop one" in done.output

@@ -23,7 +23,7 @@ from ..report.statistics import Paired, paired
 if TYPE_CHECKING:
     import pandas as pd
 
-DRAWS = ("clients", "cohort", "sampling", "separation", "sampler")
+DRAWS = ("clients", "cohort", "sampler")
 """Keys of the section federation that the cohorts of a run follow from, besides its seed."""
 SHOWN = 40
 """The largest number of pairs that have a line of their own in the text."""

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 from ...engine.config.differences import FREE_KEYS, flatten
 from ...engine.config.schema import Experiment
-from ...engine.config.yaml_text import parse
 from ...engine.errors import ConfigError, first_line
 from ...engine.run_spec import RUN_ID
-from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.launch import new_run_id
+from ...engine.runs.saved_files import refuse_other_kind
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text
-from ..files import read
+from ..files import read_yaml
 from .plan import SearchPlan, plan
 
 SAVED = "search.yaml"
@@ -44,7 +43,7 @@ def load(folder: Path) -> SearchPlan:
     path = folder / SAVED
     if not path.is_file():
         raise ConfigError(f"{folder} holds no search; give the folder that `fedfleet search` wrote")
-    data = parse(read(path), str(path))
+    data = read_yaml(path, str(path))
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is damaged ({data!r}); put the search's experiment back")
     return plan(data)

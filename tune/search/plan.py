@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from ...engine.config.schema import LARGEST_COUNT, Experiment, Section, experiment
+from ...engine.config.schema import LARGEST_COUNT, Experiment, Section, experiment, validated
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded_address
@@ -170,21 +170,7 @@ def settings(given: Any) -> SearchSettings:
     """Validate the section `search`; ConfigError names all errors."""
     if not isinstance(given, dict):
         raise ConfigError(f"search must be a mapping of keys, got {given!r}; write search: {{trials: 20}}")
-    try:
-        return SearchSettings.model_validate(given)
-    except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(sentence(e) for e in error.errors()))) from None
-
-
-def sentence(error: Any) -> str:
-    """One of pydantic's errors as a sentence."""
-    key = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("literal[", "int")))
-    if key == "hosts":
-        return f"search.hosts is called search.workers now, got {error['input']!r}; write search.workers"
-    if error["type"] == "extra_forbidden":
-        return f"search.{key} is not a key; {nearest(key, SearchSettings.model_fields)}"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
-    return f"search.{key} {message}, got {error['input']!r}"
+    return validated(SearchSettings, given, "search.")
 
 
 def check(made: SearchPlan) -> None:

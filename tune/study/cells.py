@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ...engine.config.differences import FREE_KEYS, flatten
+from ...engine.config.earlier import before_samplers
 from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.sha256 import sha256_of_json
@@ -276,7 +277,7 @@ def digest(data: dict[str, Any]) -> str:
     """16 hex digits that depend on all settings that influence the numbers of a run, and on the content of plug-ins."""
     kept = {k: v for k, v in flatten(data).items() if k not in FREE_KEYS and not k.startswith(WITHOUT_EFFECT)}
     plugins = [find_plugin(name).module for name in data.get("plugins", [])]
-    return sha256_of_json([kept, plugins])[:16]
+    return sha256_of_json([before_samplers(kept), plugins])[:16]
 
 
 # --- tuning -----------------------------------------------------------------------------------------------------------

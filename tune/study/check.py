@@ -11,7 +11,7 @@ from pathlib import Path
 from ...algorithms.contract import Deferred
 from ...algorithms.tree import Layout
 from ...engine.config import schedules
-from ...engine.config.forkable import fork_changes
+from ...engine.config.differences import fork_changes
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError
 from ...engine.planning.execution_plan import without_numbers

@@ -6,7 +6,6 @@ example `seeds=[0] experiment.federation.cohort=4`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ...engine.config.differences import flatten
-from ...engine.config.schema import LARGEST_COUNT, Section
-from ...engine.config.yaml_text import own, parse
+from ...engine.config.schema import LARGEST_COUNT, Section, validated
+from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded
-from ..files import listed, located, override, read
+from ..files import listed, located, override, read_yaml
 from ..files import shipped as shipped_experiments
 
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
@@ -245,7 +244,7 @@ def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     path = shipped().get(source) or expanded(source)
     if not path.is_file():
         raise ConfigError(f"there is no study {source}; {nearest(source, shipped())}, or the path of a YAML file")
-    data = parse(read(path), source)
+    data = read_yaml(path, source)
     if not isinstance(data, dict):
         raise ConfigError(f"{source} must hold a mapping of keys such as experiment and methods, got {data!r}")
     data.setdefault("name", source if source in shipped() else path.stem)
@@ -314,7 +313,7 @@ def resolved(experiment: Any, file: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"experiment: there is no experiment {experiment}; {nearest(experiment, known)}, or the path of a file"
             )
-        found, where = parse(read(path), experiment), f"experiment: {experiment}"
+        found, where = read_yaml(path, experiment), f"experiment: {experiment}"
         if isinstance(found, dict) and "plugins" in found:
             found["plugins"] = [located(name, path) for name in listed(found["plugins"])]
     if not isinstance(found, dict):
@@ -358,27 +357,4 @@ def shown(values: dict[str, Any], key: str) -> str:
 
 def study(data: dict[str, Any]) -> Study:
     """Validate a study; ConfigError with one sentence per error."""
-    try:
-        return Study.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(sentence(e) for e in error.errors()))) from None
-
-
-def sentence(error: Any) -> str:
-    """One of pydantic's errors as a sentence."""
-    key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"{key} is not a key of a study; {nearest(str(error['loc'][-1]), keys(error['loc'][:-1]))}"
-    if error["type"] == "missing":
-        return f"{key} is missing from the study; add it, see docs/howto/studies.md"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
-    message = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys", message)
-    return f"{key} {message}, got {error['input']!r}" if key else message
-
-
-def keys(path: Iterable[Any]) -> list[str]:
-    """The valid keys of the section at a path."""
-    model: Any = Study
-    for part in path:
-        model = model.model_fields[part].annotation
-    return list(model.model_fields)
+    return validated(Study, data)

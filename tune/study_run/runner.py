@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ...engine.config.schema import Engine, experiment
 from ...engine.errors import ConfigError, Interrupted
 from ...engine.records.history import Record
-from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.fork import fork_of
 from ...engine.runs.run_directory import clear
+from ...engine.runs.saved_files import refuse_other_kind
 from ...engine.state.checkpoint import checkpointed_rounds
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.lock import exclusive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...engine.runs.folder_kinds import refuse_other_kind
+from ...engine.runs.saved_files import refuse_other_kind
 from ..output_paths import check_out
 from ..streams import say, tell
 from ..study.cells import cells, trials

@@ -18,7 +18,6 @@ from torch import Tensor
 from ....workloads.client_index import ClientIndex
 from ....workloads.workload import Columns, taken_notes
 from ...accelerators.memory import bounded_memory
-from ...accelerators.settings import computing
 from ...cohorts.tasks import steps_of
 from ...config.held_out import unused_rows
 from ...errors import ConfigError, DriverDied, Interrupted, InUse, NoRoom
@@ -131,7 +130,7 @@ class DriverProcess:
             self.run_spec = self.run_spec.with_missing_kernels(tuple(lacking_kernels(self.run_spec, self._check)))
         device = self.run_spec.device
         gpus = max(group.gpus for group in self.run_spec.experiment.engine.groups())
-        with computing(self.run_spec), bounded_memory(device, gpus):
+        with self.run_spec.computing(), bounded_memory(device, gpus):
             self.run_spec, plan_line = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
         lines = [plan_line, *taken_notes(), *filter(None, [unused_rows(split)])]
