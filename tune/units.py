@@ -21,7 +21,8 @@ def factor(metric: str) -> float:
 def in_words(metric: str) -> str:
     """A metric in words, such as "test accuracy"."""
     prefix = {"eval": "test ", "train": "training "}.get(metric.partition("/")[0], "")
-    return prefix + metric.rpartition("/")[2].replace("_", " ")
+    name = metric.rpartition("/")[2].replace("_", " ")
+    return prefix + (name.upper() if name == "auc" else name)
 
 
 def with_unit(metric: str) -> str:
