@@ -13,6 +13,7 @@ import pytest
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.kernels.library import why_no_kernels
 from fedfleet.engine.planning import execution_plan
 from fedfleet.engine.run_spec import ExecutionPlan
 from fedfleet.engine.state.checkpoint import checkpoints_in
@@ -28,6 +29,7 @@ MEASURED = ExecutionPlan(5, "torch")
 def measured(tmp_path_factory):
     """Plans are measured, and blocks of five clients are the fastest; the rule for short runs would choose another
     block size."""
+    why_no_kernels()  # they are in this machine's cache folder, and would be compiled anew for another one
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDFLEET_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(execution_plan, "WORTH", 0)
