@@ -154,7 +154,7 @@ def capacity(cohort: int, attacked: bool) -> int:
     return cohort * (2 if attacked else 1) + EXTRA
 
 
-class MessageRows:
+class MessageFiles:
     """The open files of messages, as one process uses them."""
 
     def __init__(self, folder: str, leaves: Sequence[Tensor]) -> None:
@@ -278,6 +278,6 @@ def write_rows(folder: str, rows: np.ndarray, packed: np.ndarray) -> int:
 
 
 def _move(call: Any, folder: str, rows: np.ndarray, memory: np.ndarray) -> None:
-    files = MessageRows(folder, [torch.empty(memory.shape[1], dtype=torch.uint8)])
+    files = MessageFiles(folder, [torch.empty(memory.shape[1], dtype=torch.uint8)])
     for row, data in zip(rows.tolist(), memory, strict=True):
         files.transfer(call, row, 0, [data])

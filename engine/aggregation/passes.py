@@ -20,7 +20,7 @@ from torch import Tensor
 from ...algorithms.aggregation.contract import Stage
 from ...algorithms.attacks.contract import Columns
 from ..reduction.tree import TaskResult
-from .message_rows import MessageRows, Span, Vector
+from .message_rows import MessageFiles, Span, Vector
 
 PIECE = 8192
 """The number of coordinates in a piece of a vector. It is part of the definition of a Gram matrix: sums over other
@@ -71,7 +71,7 @@ def in_tasks(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
     return [tuple(pieces[begin:end]) for begin, end in pairwise(cuts)]
 
 
-Work = Callable[[MessageRows, Stage, Piece], np.ndarray]
+Work = Callable[[MessageFiles, Stage, Piece], np.ndarray]
 """What a worker computes of one piece of a vector."""
 
 
@@ -102,7 +102,7 @@ class PassTask(NamedTuple):
         """The numbers of the vectors that the task's pieces belong to, in order."""
         return list(dict.fromkeys(piece.vector for piece in self.pieces))
 
-    def run(self, files: MessageRows, stage: Stage) -> TaskResult:
+    def run(self, files: MessageFiles, stage: Stage) -> TaskResult:
         """The task's result: `leaves` has an array for each piece, or for each of `numbers` if it adds."""
         if not self.adds:
             return TaskResult(self.index, [self.work[piece.vector](files, stage, piece) for piece in self.pieces], {})
@@ -114,7 +114,7 @@ class PassTask(NamedTuple):
 
 
 # --- what workers compute of a piece ----------------------------------------------------------------------------------
-def gram(files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray) -> np.ndarray:
+def gram(files: MessageFiles, stage: Stage, piece: Piece, rows: np.ndarray) -> np.ndarray:
     """(S, S): the part of the Gram matrix, symmetric to the bit."""
     part = inner_products(torch.from_numpy(files.read_double(rows, piece.span))).numpy()
     return np.triu(part) + np.triu(part, 1).T
@@ -135,7 +135,7 @@ def inner_products(x: Tensor) -> Tensor:
 
 
 def weighted(
-    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, weights: np.ndarray,
+    files: MessageFiles, stage: Stage, piece: Piece, rows: np.ndarray, weights: np.ndarray,
     plain: np.ndarray | None = None, statistics: np.ndarray | None = None, mean: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
     """The sum of the rows with `weights`, (S,), in the form of `compared`.
@@ -155,7 +155,7 @@ def weighted(
 
 
 def columns(
-    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, f: int, scale: float,
+    files: MessageFiles, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, f: int, scale: float,
     statistics: np.ndarray | None = None, mean: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
     """The rule's answer for sorted columns of `matrix` times the rows, times `scale`, in the form of `compared`.
@@ -209,14 +209,14 @@ def in_piece(places: np.ndarray, piece: Piece) -> np.ndarray:
 
 
 def values(
-    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, places: np.ndarray
+    files: MessageFiles, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, places: np.ndarray
 ) -> np.ndarray:
     """(S', n) float64: `matrix` times the rows, at those places that lie in the piece."""
     return combined(matrix, files.read(rows, piece.span)[:, in_piece(places, piece)]).astype(np.float64)
 
 
 def signs(
-    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, places: np.ndarray
+    files: MessageFiles, stage: Stage, piece: Piece, rows: np.ndarray, matrix: np.ndarray | None, places: np.ndarray
 ) -> np.ndarray:
     """(S', 3) float64: how many of these values are positive, zero and negative."""
     x = values(files, stage, piece, rows, matrix, places)
@@ -225,7 +225,7 @@ def signs(
 
 # --- what workers write of an attack ----------------------------------------------------------------------------------
 def forged(
-    files: MessageRows, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, byzantine: int, length: int,
+    files: MessageFiles, stage: Stage, piece: Piece, rows: np.ndarray, to: np.ndarray, byzantine: int, length: int,
     key: Tensor, numbers: tuple[float, ...] | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Write what Byzantine clients send, and return the squared norms, (1,) if all of them send the same, else (B,).
@@ -241,7 +241,7 @@ def forged(
     return written(files, piece, to, stage.attack.direction(known) if numbers is None else stage.attack.forge(known))
 
 
-def written(files: MessageRows, piece: Piece, to: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+def written(files: MessageFiles, piece: Piece, to: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Write (C,), or (B, C), into the rows `to`. Returns the squared norms of what was written."""
     vectors = np.atleast_2d(vectors)
     for row, each in zip(to.tolist(), vectors, strict=False):

@@ -18,9 +18,9 @@ from ...algorithms.aggregation.messages import Answer, Stored, combined_gram, pr
 from ...workloads import counted
 from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
 from . import passes
+from .collecting import number_of_faults
 from .message_rows import Span, Vector, grouped
 from .passes import PassTask, Piece, Work, in_piece, in_tasks, pieces_of
-from .planning import number_of_faults
 from .staged import StagedMessages
 
 RunPass = Callable[[Sequence[PassTask]], Iterable[TaskResult]]

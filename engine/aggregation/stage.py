@@ -26,6 +26,7 @@ from ..reduction.tree import RoundTotals
 from ..run_spec import RunSpec
 from ..state.folders import message_folder
 from .attack import apply_attack
+from .collecting import collects, further_rows, largest_cohort, planned_rule
 from .message_rows import (
     EXTRA,
     Span,
@@ -38,7 +39,6 @@ from .message_rows import (
     with_vector_leaves,
 )
 from .passes import PIECE
-from .planning import collects, further_rows, largest_cohort, planned_rule
 from .round_messages import RoundMessages, RunPass
 from .rule import Aggregated, StageState, apply_rule, is_pairwise
 from .staged import StagedMessages

@@ -22,8 +22,8 @@ from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import CountedSampler
 from ..errors import ConfigError
 from ..run_spec import RunSpec
-from .message_rows import MessageRows, Span, Vector, vector_leaves, vectors_of
-from .planning import planned_rule, sends
+from .collecting import planned_rule, sends
+from .message_rows import MessageFiles, Span, Vector, vector_leaves, vectors_of
 
 Leaves = Sequence[Tensor]
 
@@ -39,7 +39,7 @@ class StagedMessages:
         """sample: a decoded message. folder: of the rows, "" for none."""
         self.run_spec, self.rule, self.sample = run_spec, planned_rule(run_spec), sample
         self.parts = replace(run_spec.stage, rule=self.rule)  # of the stage, as passes call them
-        self.files = MessageRows(folder, vector_leaves(sample)) if folder else None
+        self.files = MessageFiles(folder, vector_leaves(sample)) if folder else None
 
     @cached_property
     def vectors(self) -> list[Vector]:

@@ -26,9 +26,9 @@ from ..accelerators.memory import row_budget
 from ..accelerators.notes import as_facts
 from ..accelerators.settings import kernels_without_form
 from ..accelerators.transfer import to_device
+from ..aggregation.collecting import leaves_messages_alone
 from ..aggregation.message_rows import vector_leaves, with_vector_leaves
 from ..aggregation.passes import PassTask
-from ..aggregation.planning import leaves_messages_alone
 from ..aggregation.staged import StagedMessages, trusted_examples
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.schema import Local

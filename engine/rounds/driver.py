@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
+from ..aggregation.collecting import largest_cohort, row_files
 from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
-from ..aggregation.planning import largest_cohort, row_files
 from ..aggregation.rule import Aggregated, StageState
 from ..aggregation.stage import StageRunner
 from ..clients.evaluation import evaluations, loss_probes

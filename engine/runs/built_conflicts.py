@@ -15,7 +15,7 @@ from ...algorithms.aggregation.contract import Aggregator, Mean
 from ...algorithms.attacks.contract import Attack
 from ...algorithms.contract import Algorithm, Known
 from ...workloads.classification import Classification
-from ..aggregation.planning import planned_rule
+from ..aggregation.collecting import planned_rule
 from ..config.conflicts import Conflict, refuse
 from ..config.schema import Asynchronous, Experiment, Pace, is_set
 from ..kernels.library import NoKernels

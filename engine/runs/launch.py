@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...algorithms.tree import Tree
 from ..accelerators import settings
-from ..aggregation.planning import check_stage
+from ..aggregation.collecting import check_stage
 from ..config.limits import building_model, check_folder
 from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line

@@ -10,8 +10,8 @@ import torch
 from fedfleet.algorithms.attacks.poisoning import Backdoor
 from fedfleet.algorithms.table import AGGREGATORS, ATTACKS
 from fedfleet.engine import Result, resume, run
+from fedfleet.engine.aggregation.collecting import number_of_faults
 from fedfleet.engine.aggregation.message_rows import vectors_of
-from fedfleet.engine.aggregation.planning import number_of_faults
 from fedfleet.engine.config.registry import resolve, signature
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged

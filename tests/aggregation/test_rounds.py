@@ -14,7 +14,7 @@ import torch
 from fedfleet.algorithms.aggregation.contract import in_proportion
 from fedfleet.algorithms.aggregation.krum import MultiKrum
 from fedfleet.algorithms.aggregation.nnm import Nnm
-from fedfleet.engine.aggregation.planning import largest_cohort, round_sizes
+from fedfleet.engine.aggregation.collecting import largest_cohort, round_sizes
 from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.cohorts.samplers import CountedSampler

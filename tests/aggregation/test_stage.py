@@ -23,9 +23,9 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.aggregation.contract import Aggregator, ByCoordinate
 from fedfleet.algorithms.aggregation.messages import Answer, Messages
 from fedfleet.algorithms.contract import Algorithm, Message, Round, Server
+from fedfleet.engine.aggregation.collecting import row_files
 from fedfleet.engine.aggregation.message_rows import make_rows, vector_leaves, with_vector_leaves
 from fedfleet.engine.aggregation.passes import PassTask
-from fedfleet.engine.aggregation.planning import row_files
 from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.aggregation.staged import StagedMessages
 from fedfleet.engine.api import run

@@ -25,8 +25,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from torch.utils import _pytree as pytree
 
+from ...aggregation.collecting import row_files
 from ...aggregation.message_rows import vector_leaves, write_rows
-from ...aggregation.planning import row_files
 from ...aggregation.staged import StagedMessages
 from ...cohorts.tasks import TrainingTask
 from ...errors import NoRoom, RowsLost, WorkersLost, WorkersUnfit

@@ -1,4 +1,4 @@
-"""Whether a run collects messages, and whether its rule can be used: decided before anything starts."""
+"""Whether a run collects messages, in how many rows, and whether its rule can be used: known before it starts."""
 
 from __future__ import annotations
 
