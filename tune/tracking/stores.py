@@ -104,12 +104,12 @@ def make_database(uri: str) -> None:
     file = Path(uri.partition("///")[2])
     if not uri.startswith("sqlite") or file.exists() or not file.parent.is_dir():
         return
-    beside = file.with_name(f".{file.name}.new")
+    new_file = file.with_name(f".{file.name}.new")
     empty = empty_store()
-    if not empty.is_file() or not copied(empty, beside):
-        create_tables(beside)
-        keep_empty(beside, empty)
-    beside.replace(file)
+    if not empty.is_file() or not copied(empty, new_file):
+        create_tables(new_file)
+        keep_empty(new_file, empty)
+    new_file.replace(file)
 
 
 def empty_store() -> Path:
@@ -175,12 +175,12 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
         if not KIND.keys() & known.tags.keys():
             client.set_experiment_tag(known.experiment_id, *next(iter(KIND.items())))
         return known.experiment_id
-    beside = None
+    artifacts = None
     if uri.startswith("sqlite:///"):
         folder = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" / re.sub(r"[^\w-]+", "_", name)
-        beside = folder.resolve().as_uri()
+        artifacts = folder.resolve().as_uri()
     try:
-        return client.create_experiment(name, artifact_location=beside, tags=KIND)
+        return client.create_experiment(name, artifact_location=artifacts, tags=KIND)
     except load_mlflow().exceptions.MlflowException:  # another process has created it
         known = client.get_experiment_by_name(name)
         if known is None:
