@@ -72,6 +72,7 @@ def ray_here():
 
     shutdown()  # the Ray that a run of an earlier test has started
     os.environ.setdefault("RAY_worker_niceness", "0")  # as in runs; Ray's default of 15 starves workers
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives a busy machine 30
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
     yield
     ray.shutdown()

@@ -305,6 +305,7 @@ def main(kinds: list[str]) -> int:
 
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     os.environ.setdefault("RAY_worker_niceness", "0")  # as in runs; Ray's default of 15 starves workers
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives a busy machine 30
     ray.init("local", num_cpus=4, object_store_memory=256 * 2**20, **quiet)
     table = {kind: [0, 0, 0, 0.0] for kind in kinds or KINDS}  # points, draws, survived, seconds
     with tempfile.TemporaryDirectory() as scratch:
