@@ -5,5 +5,4 @@ columns   where batches are gathered from: the whole training set on the device,
 memory    the memory that a worker may use beside other workers on the same card
 settings  the settings of torch with which a run computes, and the caller's afterwards
 faults    errors after which a process can do nothing more with its device
-notes     what a worker found on its device, for the log
 """

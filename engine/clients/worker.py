@@ -23,7 +23,6 @@ from ...workloads.client_index import ClientIndex
 from ...workloads.workload import Columns, Params
 from ..accelerators.columns import DeviceColumns
 from ..accelerators.memory import row_budget
-from ..accelerators.notes import as_facts
 from ..accelerators.settings import kernels_without_form
 from ..accelerators.transfer import to_device
 from ..aggregation.collecting import leaves_messages_alone
@@ -230,7 +229,6 @@ class Worker:
         self._write_kept_states(under_way)
         accumulator.times["data"] += self.gather_seconds
         leaves, facts, clients = accumulator.result()
-        facts.update(as_facts(self._notes(under_way.trainer, without_form)))
         seconds = time.perf_counter() - under_way.started
         return TaskResult(
             task.index,
@@ -239,9 +237,10 @@ class Worker:
             {"id": task.clients, **clients},
             branch=task.branch,
             targets=accumulator.targets,
+            notes=self._notes(under_way.trainer, without_form),
         )
 
-    def _notes(self, trainer: LocalTrainer, without_form: Collection[str]) -> list[str]:
+    def _notes(self, trainer: LocalTrainer, without_form: Collection[str]) -> tuple[str, ...]:
         """Sentences for the log. without_form: names of kernels that ran and have no deterministic form."""
         notes = [
             f"{name} on {self.device} has no deterministic form: this run may not repeat to the bit"
@@ -249,7 +248,7 @@ class Worker:
         ]
         if trainer.recorder is not None and trainer.recorder.refused:
             notes.append(f"local steps run one by one, they cannot be replayed ({trainer.recorder.refused})")
-        return notes
+        return tuple(notes)
 
     def _client_index(self, task: TrainingTask) -> ClientIndex:
         """The rows of the task's clients. Behind the last client is the server with its trusted examples."""

@@ -25,7 +25,8 @@ class TaskResult(NamedTuple):
 
     `leaves` is None if the sums are still where they were added. `clients` holds arrays with one entry per client, or
     per row of an evaluation. `dropped`: clients that failed and were left out; `dropped_positions`: theirs in
-    `TrainingTask.position`, because a task of an asynchronous run may have two jobs of one client.
+    `TrainingTask.position`, because a task of an asynchronous run may have two jobs of one client. `notes`: sentences
+    for the log of the run, about what the worker found.
     """
 
     index: int
@@ -38,6 +39,7 @@ class TaskResult(NamedTuple):
     """Of an asynchronous run: (the block of the task, the update) that each of the sums is for, which are one after
     another in `leaves`; `facts` then has the sums NAME/BLOCK/UPDATE for each of them."""
     dropped_positions: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @staticmethod
     def nothing(task: Any, dropped: tuple[int, ...]) -> TaskResult:
@@ -64,7 +66,9 @@ def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
     for name, values in right.clients.items():
         clients[name] = np.concatenate([clients[name], values]) if name in clients else values
     dropped, positions = left.dropped + right.dropped, left.dropped_positions + right.dropped_positions
-    return left._replace(leaves=leaves, facts=facts, clients=clients, dropped=dropped, dropped_positions=positions)
+    notes = tuple(dict.fromkeys(left.notes + right.notes))
+    sums = left._replace(leaves=leaves, facts=facts, clients=clients, notes=notes)
+    return sums._replace(dropped=dropped, dropped_positions=positions)
 
 
 def with_all_targets(left: TaskResult, right: TaskResult) -> tuple[TaskResult, TaskResult]:
@@ -183,7 +187,7 @@ class RoundTotals(NamedTuple):
 
     `leaves`: float64 sums of the messages' leaves. `facts`: sums by name. `clients`: arrays by name with one entry per
     client. `dropped`: the clients that were left out: they failed, or `federation.without` names them. `seconds`: the
-    time in which the driver added up these sums.
+    time in which the driver added up these sums. `notes`: sentences for the log, see `TaskResult`.
     """
 
     leaves: list[np.ndarray]
@@ -191,6 +195,7 @@ class RoundTotals(NamedTuple):
     clients: dict[str, np.ndarray]
     dropped: tuple[int, ...]
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @staticmethod
     def of_nobody(shapes: Sequence[tuple[int, ...]]) -> RoundTotals:
@@ -236,7 +241,7 @@ def reduce_in_order(shape: TreeShape, results: Iterable[TaskResult | PartialSum]
     began, total = time.perf_counter(), numbers.total()
     sums = [np.array(leaf) for leaf in leaves.total()]
     seconds += time.perf_counter() - began
-    return RoundTotals(sums, total.facts, total.clients, total.dropped, seconds)
+    return RoundTotals(sums, total.facts, total.clients, total.dropped, seconds, total.notes)
 
 
 def time_columns(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:

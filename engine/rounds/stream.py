@@ -381,7 +381,7 @@ class Stream(Training):
         if free:
             self.table.release_waiting(rows[sorted(free)])
         self.dropped.update(jobs[place] for place in absent)
-        self.phases.tell_notes(self.number + 1, result.facts)
+        self.phases.tell_notes(self.number + 1, result.notes)
         for name in (*TIMES, "seconds"):
             self.spent[name] += result.facts.get(name, 0.0)
 

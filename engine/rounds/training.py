@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Server
-from ..accelerators.notes import notes_in
 from ..aggregation.stage import StageRunner
 from ..cohorts.tasks import Broadcast, TrainingTask, tree_shape
 from ..errors import ClientFailed
@@ -55,10 +54,9 @@ class PhaseMaker:
         """A pass over the messages of a round."""
         return Phase("aggregate", tasks, Broadcast(self.next_version(), []), tree_shape(tasks))
 
-    def tell_notes(self, number: int, facts: Mapping[str, float]) -> None:
-        """Log what workers found on their devices, each sentence once. number: of the round. facts: of a task or of a
-        round."""
-        for note in notes_in(facts):
+    def tell_notes(self, number: int, notes: Iterable[str]) -> None:
+        """Log what workers found, each sentence once. number: of the round. notes: of a task or of a round."""
+        for note in sorted(notes):
             self.tell_once(number, note, note)
 
     def tell_once(self, number: int, note: str, kind: str) -> None:
@@ -99,7 +97,7 @@ class Training:
             cause = "no client of the cohort is left, see the log"
             raise ClientFailed(number, tuple(clients.tolist()), cause, "workers")
         dropped, facts, divisor = (*totals.dropped, *silent), totals.facts, update.divisor
-        self.phases.tell_notes(number, facts)
+        self.phases.tell_notes(number, totals.notes)
         if divisor is None and update.divided is not None:
             divisor = float(update.divided[~np.isin(clients, dropped)].sum())
         if divisor is not None:

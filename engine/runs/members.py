@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from ...workloads.workload import Split
-from ..accelerators.notes import as_facts
 from ..backends.local import LocalPool
 from ..clients.batches import Draws
 from ..clients.members import (
@@ -249,7 +248,7 @@ def noted(results: Iterable[Any], notes: list[str]) -> Results:
     """The results, which have notes for the log."""
     for result in results:
         if notes and isinstance(result, TaskResult):
-            result = result._replace(facts={**result.facts, **as_facts(notes)})
+            result = result._replace(notes=(*result.notes, *notes))
         yield result
 
 
