@@ -227,7 +227,7 @@ def why_no_kernels(built: Built) -> str:
     try:
         why = built.run_spec.kernels.why_not(built.run_spec)
     except NoKernels as error:
-        return str(error)
+        return f"they cannot be compiled here ({error})"
     return f"they are {why}" if why else ""
 
 
@@ -241,7 +241,7 @@ ENGINE = rows(
         ),
     ),
     (
-        *("engine.kernels", "engine.device", "the run cannot have them", "choose torch or auto"),
+        *("engine.kernels", "run", "must fit the run", "choose torch or auto"),
         why_no_kernels,
     ),
 )

@@ -341,7 +341,7 @@ def test_evaluations_are_proven():
 
 
 def test_they_are_for_float32_on_processors():
-    with pytest.raises(ConfigError, match=r"engine\.kernels: the run cannot have them: they are for float32"):
+    with pytest.raises(ConfigError, match=r"engine\.kernels: must fit the run: they are for float32"):
         run(asked(normalised(), dtype="float64"))
 
 

@@ -180,12 +180,17 @@ def test_where_nothing_runs_the_rule_holds():
 
 
 def planned_by_two(measures: list[Any]) -> set[Any]:
-    """The plans that two threads find, each with a lock of its own, as two processes have."""
-    found = []
-    threads = [
-        threading.Thread(target=lambda measure=measure: found.append(plan_execution(auto(), measure)[0]))
-        for measure in measures
-    ]
+    """The plans that two threads find, each with a lock of its own, as two processes have. All kernels are proven
+    before: a proof sets hooks of the process, so that threads prove in turns (`settings.applied`)."""
+    found, run_specs = [], [RunSpec.of("run", auto()) for _ in measures]
+    splits = [run_spec.split() for run_spec in run_specs]
+    for run_spec, split in zip(run_specs, splits, strict=True):
+        execution_plan.kernels_to_try(run_spec, split)
+
+    def plan(*given: Any) -> None:
+        found.append(execution_plan.plan_execution(*given)[0].execution_plan)
+
+    threads = [threading.Thread(target=plan, args=given) for given in zip(run_specs, splits, measures, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:

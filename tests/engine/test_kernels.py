@@ -188,8 +188,8 @@ def test_without_a_compiler_one_sentence(compiler, tmp_path, monkeypatch):
     command = [sys.executable, "-c", program, *arguments, "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: engine.kernels: the run cannot have them: ")
-    assert done.stderr.strip().endswith("got native with engine.device=auto; choose torch or auto")
+    assert done.stderr.startswith("error: engine.kernels: must fit the run: they cannot be compiled here (")
+    assert done.stderr.strip().endswith("), got native; choose torch or auto")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
