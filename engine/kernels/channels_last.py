@@ -22,11 +22,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...workloads.models.derivatives import first_derivatives_only
-from .arguments import padding_of, supported_alone
 from .contract import Run
 from .fused_pooling import batch_norm, torch_batch_norm
 from .minimal_filtering import MinimalFiltering, pays
 from .operators import Native
+from .replacements import padding_of, supported_alone
 
 UNFOLDED = 256
 """The gradient in the weights of a convolution is a product of unfolded images, if a patch of an image has this many

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from ...algorithms.tree import Layout
 from ...workloads.classification import Classification
 from ...workloads.workload import Batch, Chained, Workload
-from .arguments import scalar_of
 from .contract import RowInputs, Run
 from .library import NO_CLASS, NO_ROW, NoKernels, check_status, library, pointer
 from .operators import SIDES, Native
+from .replacements import scalar_of
 
 CONV, LINEAR = range(2)
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ...workloads.models.derivatives import first_derivatives_only
-from .arguments import pools_two_by_two, supported_alone
 from .library import call
+from .replacements import pools_two_by_two, supported_alone
 
 
 class Normalise(torch.autograd.Function):

@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Part, Scheme, newton_schulz_plainly
 from ...workloads.models.derivatives import first_derivatives_only
 from ...workloads.workload import PASS_OVER
-from .arguments import padding_of, pools_two_by_two, scalar_of, supported, supported_alone
 from .contract import Kernels, Run
 from .library import NoKernels, call, check_status, library, pointer
+from .replacements import padding_of, pools_two_by_two, scalar_of, supported, supported_alone
 
 SIDES = (1, 2, 3, 4, 5, 7)
 """Sides of the square convolution kernels that native.h has."""
