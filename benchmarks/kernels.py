@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from fedfleet.engine.clients.worker import keep_freed_memory
-from fedfleet.engine.kernels.operators import NativeOperators
+from fedfleet.engine.kernels.operators import Native
 
 LAYERS = {  # layers of w1 and w3 in `fedfleet bench`: inputs, outputs, side, padding, height and width, examples
     "w1 conv1": (1, 6, 5, 2, 28, 10),
@@ -49,7 +49,7 @@ def once(f, tensors: tuple[Tensor, ...], first: bool, which: str) -> float:
     kernels."""
     leaves = [t.detach().requires_grad_(first or i > 0) for i, t in enumerate(tensors)]
     began = time.perf_counter()
-    with NativeOperators() if which == "native" else nullcontext():
+    with Native().around_losses() if which == "native" else nullcontext():
         y = f(*(leaf[0] for leaf in leaves)) if len(tensors[0]) == 1 else vmap(f)(*leaves)
     torch.autograd.grad(y, [leaf for leaf in leaves if leaf.requires_grad], y.detach())
     return time.perf_counter() - began

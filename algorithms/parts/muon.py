@@ -176,7 +176,7 @@ class Spectral(Rule):
             return None
         if not isinstance(vector_lr, int | float):
             return None
-        flat = faster.step(y.flat, v.flat, places(y.layout, self.aux, self.scale, lr, decay, vector_lr), ball.how)
+        flat = faster(v.flat, y.flat, places(y.layout, self.aux, self.scale, lr, decay, vector_lr), ball.how)
         return None if flat is None else Tree(flat, y.layout)
 
 

@@ -8,9 +8,11 @@ slow on small ones (0.01 becomes 0.23 after five).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,8 +93,10 @@ def newton_schulz(m: Tensor, scheme: str, iterations: int, dtype: torch.dtype | 
     if is_batchedtensor(m):
         return _NewtonSchulz.apply(m, scheme, iterations, dtype)
     faster = FASTER.get()
-    if faster is not None and (found := faster.newton_schulz(m, (scheme, iterations, dtype))) is not None:
-        return found
+    if faster is not None:
+        found = faster(m, None, matrices_of(m.shape), (scheme, iterations, dtype))
+        if found is not None:
+            return found
     return newton_schulz_plainly(m, scheme, iterations, dtype)
 
 
@@ -111,17 +115,16 @@ class Part(NamedTuple):
     share: float
 
 
-class Faster(Protocol):
-    """Kernels that may take the place of others. Each returns None for what it does not support."""
+@lru_cache
+def matrices_of(shape: torch.Size) -> tuple[Part, ...]:
+    """The matrices of a tensor of this shape; what is wanted is their result itself."""
+    rows, cols = shape[-2:]
+    return tuple(Part(k * rows * cols, rows, cols, 0.0, 1.0) for k in range(shape[:-2].numel()))
 
-    def newton_schulz(self, m: Tensor, how: How, /) -> Tensor | None:
-        """(..., rows, cols): `newton_schulz` of m, which has this shape."""
-        ...
 
-    def step(self, y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How, /) -> Tensor | None:
-        """(P,): what the parts of y (P,) become. Together they are the whole vector; v (P,) has the directions."""
-        ...
-
+Faster = Callable[[Tensor, Tensor | None, tuple[Part, ...], How], Tensor | None]
+"""A kernel for these iterations: (v, y, parts, how) -> what the parts of y become, in the shape of v, which has the
+directions; without y, of zeros. Together the parts are the whole tensor. None for what the kernel does not support."""
 
 FASTER: ContextVar[Faster | None] = ContextVar("FASTER", default=None)
 """Faster kernels, which the engine may set."""

@@ -20,7 +20,7 @@ from ...algorithms.tree import Layout, Tree
 from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
 from ..kernels.contract import Kernels, LossInOneCall, RowInputs
-from ..kernels.operators import Half, orthogonalised_by
+from ..kernels.operators import in_bfloat16, orthogonalised_by
 from ..kernels.recorded_step import Recording, StepRecorder, copy_into
 from ..kernels.torchs import Torch
 from ..method_form.state_spec import StateSpec
@@ -238,7 +238,7 @@ class LocalTrainer:
         """The context of a method's local steps. Where gradients are in bfloat16 on a device, so is what methods
         orthogonalise."""
         if self.precision == torch.bfloat16 and self.device.type != "cpu":
-            return orthogonalised_by(Half)
+            return orthogonalised_by(in_bfloat16)
         return self.kernels.around_steps()
 
     def loss(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:

@@ -11,14 +11,16 @@ the order in which a loss calls them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+
+from .replacements import Replacements
 
 SEPARATOR = "+products:"
 
@@ -66,37 +68,21 @@ def pair(value: Any) -> tuple[int, int]:
     return (values[0], values[-1])
 
 
-class Convolutions(TorchFunctionMode):
-    """While it lasts, `convolved` is called for every convolution of a client's own weights, with its number. Inner
-    classes replace or record it."""
+def convolutions_by(convolved: Callable[[int, Arguments], Tensor | None]) -> Replacements:
+    """A context in which every convolution of a client's own weights is computed by a function. convolved: (its number
+    among them, its arguments) -> the result, or None for torch's."""
+    numbers = count()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    def conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
+        given = Arguments(*args, **kwargs)
+        return convolved(next(numbers), given) if given.fits else None
 
-    def convolved(self, number: int, given: Arguments) -> Tensor | None:
-        """The result, or None for torch's."""
-        raise NotImplementedError
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.conv2d:
-            given = Arguments(*args, **(kwargs or {}))
-            if given.fits:
-                self.count += 1
-                if (found := self.convolved(self.count - 1, given)) is not None:
-                    return found
-        return func(*args, **(kwargs or {}))
+    return Replacements({torch.conv2d: conv2d})
 
 
-class Products(Convolutions):
-    """Computes the convolutions with these numbers as products."""
-
-    def __init__(self, numbers: frozenset[int]) -> None:
-        super().__init__()
-        self.numbers = numbers
-
-    def convolved(self, number: int, given: Arguments) -> Tensor | None:
-        return as_product(given) if number in self.numbers else None
+def products(numbers: Sequence[int]) -> Replacements:
+    """A context in which the convolutions with these numbers are products."""
+    return convolutions_by(lambda number, given: as_product(given) if number in numbers else None)
 
 
 def with_products(kernels: str, numbers: Sequence[int]) -> str:

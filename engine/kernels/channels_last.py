@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from ...workloads.models.derivatives import first_derivatives_only
 from .contract import Run
 from .fused_pooling import batch_norm, torch_batch_norm
 from .minimal_filtering import MinimalFiltering, pays
 from .operators import Native
-from .replacements import padding_of, supported_alone
+from .replacements import Replacements, padding_of, supported_alone
 
 UNFOLDED = 256
 """The gradient in the weights of a convolution is a product of unfolded images, if a patch of an image has this many
@@ -86,23 +85,14 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
     return Convolution.apply(input, weight, bias, padding)
 
 
-class LastChannels(TorchFunctionMode):
-    """A mode in which `torch.conv2d` gets images and weights with the channels last, and in which `torch.batch_norm` is
-    computed together with the ReLU and the pooling that follow. Under vmap it changes nothing: there the channels of
-    all clients become groups of one convolution."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = REPLACEMENTS.get(func)
-        result = own(*args, **(kwargs or {})) if own is not None else None
-        return func(*args, **(kwargs or {})) if result is None else result
-
-
 REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: conv2d,
     torch.batch_norm: torch_batch_norm,
     F.batch_norm: batch_norm,
 }
-"""Functions that return None where torch has to compute the result."""
+"""`torch.conv2d` gets images and weights with the channels last, and `torch.batch_norm` is computed together with the
+ReLU and the pooling that follow. Under vmap nothing changes: there the channels of all clients become groups of one
+convolution."""
 
 
 def channels_last(tensor: Tensor) -> Tensor:
@@ -137,7 +127,7 @@ class ChannelsLast(Native):
         return block == 1
 
     def around_losses(self) -> AbstractContextManager[Any]:
-        return LastChannels()
+        return Replacements(REPLACEMENTS)
 
     def arranged(self, leaf: Tensor) -> Tensor:
         return channels_last(leaf)

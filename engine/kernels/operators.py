@@ -1,6 +1,6 @@
 """Compiled kernels that replace operators of torch in whatever a workload computes.
 
-`NativeOperators` is a context in which compiled kernels compute `conv2d` (square, stride 1, not grouped, float32 on
+`native_operators` is a context in which compiled kernels compute `conv2d` (square, stride 1, not grouped, float32 on
 the CPU) and 2 x 2 `max_pool2d`, and in which `linear` of a block needs fewer products. All other operators, and all
 operators outside of the context, are torch's. torch computes the convolution of a block as a grouped convolution, which
 is slow on CPUs. The compiled one takes the same time per client in a block as for a client alone. Results agree with
@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, maybe_get_level  # pyright: ignore[reportMissingImports]
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Part, Scheme, newton_schulz_plainly
 from ...workloads.models.derivatives import first_derivatives_only
 from ...workloads.workload import PASS_OVER
 from .contract import Kernels, Run
 from .library import NoKernels, call, check_status, library, pointer
-from .replacements import padding_of, pools_two_by_two, scalar_of, supported, supported_alone
+from .replacements import Replacements, padding_of, pools_two_by_two, scalar_of, supported, supported_alone
 
 SIDES = (1, 2, 3, 4, 5, 7)
 """Sides of the square convolution kernels that native.h has."""
@@ -225,32 +224,15 @@ def numbers_of(parts: tuple[Part, ...]) -> tuple[Any, Any, int]:
     return (ctypes.c_int64 * len(places))(*places), factors, largest
 
 
-@functools.lru_cache
-def matrices_of(shape: torch.Size) -> tuple[Part, ...]:
-    """The matrices of a tensor of this shape; what is wanted is their result itself."""
-    rows, cols = shape[-2:]
-    return tuple(Part(k * rows * cols, rows, cols, 0.0, 1.0) for k in range(shape[:-2].numel()))
-
-
-class Compiled:
-    """Newton-Schulz iterations by the compiled kernels (`orthogonal.Faster`). Sums are of float32. Where bfloat16 is
-    asked for, and the processor has products of it, factors may be rounded to it."""
-
-    @staticmethod
-    def newton_schulz(m: Tensor, how: How) -> Tensor | None:
-        return iterated(m, None, matrices_of(m.shape), how) if m.numel() else None
-
-    @staticmethod
-    def step(y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How) -> Tensor | None:
-        return iterated(v, y, parts, how)
-
-
 def iterated(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> Tensor | None:
-    """What the parts of y become, see `orthogonal.Part`; without y, of zeros. None if torch has to compute it, as for a
-    backward pass."""
+    """Newton-Schulz iterations by the compiled kernels (`orthogonal.Faster`), None if torch has to compute them, as for
+    a backward pass. Sums are of float32. Where bfloat16 is asked for, and the processor has products of it, factors may
+    be rounded to it."""
     tensors, (scheme, iterations, dtype) = (v,) if y is None else (v, y), how
     places, factors, largest = numbers_of(parts)
-    if not iterations or dtype not in (None, torch.float32, torch.bfloat16) or largest > LARGEST_MATRIX:
+    if not v.numel() or not iterations or largest > LARGEST_MATRIX:
+        return None
+    if dtype not in (None, torch.float32, torch.bfloat16):
         return None
     if not supported_alone(*tensors) or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return None
@@ -270,22 +252,16 @@ REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
 }
 
 
-class NativeOperators(TorchFunctionMode):
-    """A mode in which calls of the functions in REPLACEMENTS are replaced if that is possible, and in which recurrent
-    networks pass over padded places."""
-
-    def __enter__(self) -> NativeOperators:
-        self.before = PASS_OVER.set(True)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        PASS_OVER.reset(self.before)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = REPLACEMENTS.get(func)
-        result = own(*args, **(kwargs or {})) if own is not None else None
-        return func(*args, **(kwargs or {})) if result is None else result
+@contextmanager
+def native_operators() -> Iterator[None]:
+    """A context in which calls of the functions in REPLACEMENTS are replaced if that is possible, and in which
+    recurrent networks pass over padded places."""
+    before = PASS_OVER.set(True)
+    try:
+        with Replacements(REPLACEMENTS):
+            yield
+    finally:
+        PASS_OVER.reset(before)
 
 
 AT_ONCE = 4
@@ -325,18 +301,11 @@ def _add_plainly(total: Tensor, parts: Sequence[Tensor], more: bool) -> None:
         total.add_(first)
 
 
-class Half:
+def in_bfloat16(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> Tensor | None:
     """Newton-Schulz iterations in bfloat16 (`orthogonal.Faster`), which tensor cores of GPUs multiply. All matrices of
-    a shape, of all clients of a block, are in one batched product."""
-
-    @staticmethod
-    def newton_schulz(m: Tensor, how: How) -> Tensor | None:
-        scheme, iterations, _ = how
-        return newton_schulz_plainly(m, scheme, iterations, torch.bfloat16) if iterations else None
-
-    @staticmethod
-    def step(y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How) -> None:
-        """Not in one call."""
+    a shape, of all clients of a block, are in one batched product; a whole step is not one call."""
+    scheme, iterations, _ = how
+    return newton_schulz_plainly(v, scheme, iterations, torch.bfloat16) if y is None and iterations else None
 
 
 @contextmanager
@@ -369,7 +338,7 @@ class Native(Kernels):
             return False
 
     def around_losses(self) -> AbstractContextManager[Any]:
-        return NativeOperators()
+        return native_operators()
 
     def around_steps(self) -> AbstractContextManager[Any]:
-        return orthogonalised_by(Compiled)
+        return orthogonalised_by(iterated)

@@ -1,12 +1,28 @@
-"""What the compiled kernels can take of the arguments of torch's functions."""
+"""Functions of torch that kernels replace, and which of their arguments the compiled kernels can take."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor  # pyright: ignore[reportMissingImports]
+from torch.overrides import TorchFunctionMode
+
+
+class Replacements(TorchFunctionMode):
+    """A context in which some functions of torch are computed by others with the same arguments. own: function -> what
+    takes its place, and returns None where torch has to compute the result."""
+
+    def __init__(self, own: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.own = own
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = self.own.get(func)
+        result = own(*args, **(kwargs or {})) if own is not None else None
+        return func(*args, **(kwargs or {})) if result is None else result
 
 
 def supported(*tensors: Tensor | None) -> bool:

@@ -19,16 +19,17 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import type_and_first_line
 from .agreement import agrees
+from .replacements import Replacements
 
 Replay = Callable[..., list[Tensor]]
 """(leaves of the arguments) -> leaves of the result."""
@@ -58,13 +59,12 @@ class Operation(NamedTuple):
     pure: bool
 
 
-class NoReads(TorchFunctionMode):
-    """Raises NotRecordable where a function reads the numbers of a tensor without an operation."""
+def refuse_read(name: str, *given: Any, **more: Any) -> None:
+    """Raise NotRecordable in the place of a method in READS."""
+    raise NotRecordable(f"{name} reads the numbers of a tensor")
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in READS:
-            raise NotRecordable(f"{func.__name__} reads the numbers of a tensor")
-        return func(*args, **(kwargs or {}))
+
+NO_READS = {read: partial(refuse_read, read.__name__) for read in READS}
 
 
 class Tape(TorchDispatchMode):
@@ -273,7 +273,7 @@ class Tapes:
             return function(*given)
         self.recorded += 1
         try:
-            with NoReads(), Tape(given, self.most_bytes) as tape:
+            with Replacements(NO_READS), Tape(given, self.most_bytes) as tape:
                 result, form = function(*given)
             self.kept[key] = Recording(tape.replay(result), form)
         except NotRecordable as error:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .block_convolutions import Products, with_products
+from .block_convolutions import products, with_products
 from .contract import Kernels, Run
 from .recorded_step import PROVEN_ROUNDS, Proofs, StepRecorder
 from .tape import Tapes
@@ -28,7 +28,7 @@ class Torch(Kernels):
         return with_products(self.name, self.products)
 
     def around_losses(self) -> AbstractContextManager[Any]:
-        return Products(frozenset(self.products)) if self.products else nullcontext()
+        return products(self.products) if self.products else nullcontext()
 
     def tapes(self, device: torch.device, most_bytes: float = math.inf) -> Tapes | None:
         return Tapes(most_bytes) if device.type == "cpu" else None

@@ -21,7 +21,7 @@ from ..clients.batches import stream
 from ..clients.worker import Data, TaskBatches, Worker
 from ..errors import RAISED_BY_USERS
 from ..kernels.agreement import Rounding, agrees
-from ..kernels.block_convolutions import Arguments, Convolutions, as_product, with_products
+from ..kernels.block_convolutions import Arguments, as_product, convolutions_by, with_products
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.row_files import StateLayout
 from .autotune import first_clients, short_run
@@ -31,18 +31,6 @@ GAIN = 0.9
 """A product must take at most this share of the time of the grouped convolution."""
 
 Form = Callable[[Arguments], Tensor]
-
-
-class Recorded(Convolutions):
-    """Records the arguments of every convolution of a block; tensors with the clients' axis first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Arguments] = []
-
-    def convolved(self, number: int, given: Arguments) -> None:
-        tensors = [None if t is None else unbatched(t) for t in given[:3]]
-        self.found.append(given._replace(**dict(zip(given._fields, tensors, strict=False))))
 
 
 def unbatched(tensor: Tensor) -> Tensor:
@@ -67,7 +55,8 @@ def plan_with_products(run_spec: RunSpec, split: Split, plan: ExecutionPlan) -> 
 
 
 def convolutions(run_spec: RunSpec, split: Split, plan: ExecutionPlan) -> list[Arguments]:
-    """The convolutions of the first block of round 1, in the order in which the loss calls them."""
+    """The arguments of the convolutions of the first block of round 1, in the order in which the loss calls them.
+    Tensors have the clients' axis first."""
     data = Data.of(split.train, split.test, split.client_index)
     trial = short_run(run_spec, data, plan)
     worker = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
@@ -75,14 +64,18 @@ def convolutions(run_spec: RunSpec, split: Split, plan: ExecutionPlan) -> list[A
     drawn = stream(data.client_index, work.clients, work.visits, experiment.federation.local, experiment.seed)
     count = work.cuts[0]
     batch = worker.padded(TaskBatches.of(drawn, worker.columns), (slice(0, count), 0))
-    points, recorded = worker.x.flat.expand(count, -1).clone(), Recorded()
+    points, found = worker.x.flat.expand(count, -1).clone(), list[Arguments]()
+
+    def note(number: int, given: Arguments) -> None:
+        tensors = [None if t is None else unbatched(t) for t in given[:3]]
+        found.append(given._replace(**dict(zip(given._fields, tensors, strict=False))))
 
     def loss(flat: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return worker.run_spec.workload.losses({**dict(Tree(flat, worker.x.layout).items()), **worker.frozen}, batch)
 
-    with recorded:
+    with convolutions_by(note):
         vmap(loss)(points, batch)
-    return recorded.found
+    return found
 
 
 def is_quicker(given: Arguments) -> bool:

@@ -13,7 +13,7 @@ from fedfleet.engine import run
 from fedfleet.engine.accelerators import settings
 from fedfleet.engine.accelerators.faults import is_device_lost
 from fedfleet.engine.errors import ConfigError, DeviceLost
-from fedfleet.engine.kernels.operators import Half, orthogonalised_by
+from fedfleet.engine.kernels.operators import in_bfloat16, orthogonalised_by
 from fedfleet.engine.memory import is_device_full, is_out_of_memory
 from fedfleet.engine.planning import as_written
 from fedfleet.engine.planning.execution_plan import can_measure, candidates
@@ -117,7 +117,7 @@ def test_newton_schulz_in_bfloat16():
     """Singular values within the error of bfloat16, 2^-8, through five iterations of slope at most 3.44."""
     m = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(0))
     exact = newton_schulz(m, "jordan", 5)
-    with orthogonalised_by(Half):
+    with orthogonalised_by(in_bfloat16):
         half = newton_schulz(m, "jordan", 5)
     assert half.dtype == m.dtype
     assert 0 < float((half - exact).abs().max()) < 0.1

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedfleet.algorithms.parts.orthogonal import SCHEMES, Part, newton_schulz_plainly
+from fedfleet.algorithms.parts.orthogonal import SCHEMES, Part, matrices_of, newton_schulz_plainly
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.kernels import library
-from fedfleet.engine.kernels.channels_last import LastChannels
-from fedfleet.engine.kernels.operators import AT_ONCE, Compiled, NativeOperators, add_up
+from fedfleet.engine.kernels.channels_last import ChannelsLast
+from fedfleet.engine.kernels.operators import AT_ONCE, Native, add_up, iterated
 from fedfleet.workloads.client_index import ClientIndex
 
 from .test_channels_last import CONVOLUTIONS
@@ -91,14 +91,14 @@ def singles() -> None:
         def conv(x: Tensor, w: Tensor, b: Tensor, padding: int = padding) -> Tensor:
             return F.conv2d(x, w, b, padding=padding)
 
-        with NativeOperators():
+        with Native().around_losses():
             gradients(vmap(conv), *tensors)
             gradients(conv, *(t[0].mT.contiguous().mT if t.ndim > 2 else t[0].expand(outputs) for t in tensors))
             gradients(conv, *(t[0] for t in tensors[:2]), torch.ones(1).expand(outputs))
     for height, width in ((2, 2), (7, 9), (5, 70), (33, 32)):
         x = drawn(2, 3, height, width)
         x[0, 0, 0, 0] = torch.nan
-        with NativeOperators():
+        with Native().around_losses():
             gradients(lambda a: F.max_pool2d(a, 2), x)
             gradients(lambda a: F.max_pool2d(a, 2), x.mT.contiguous().mT)
 
@@ -108,7 +108,7 @@ def fused() -> None:
         for value in (0.0, *ODD):
             x = images(*shape)
             x[0, 0, 0, 0] = value
-            with LastChannels():
+            with ChannelsLast().around_losses():
                 gradients(pooled, x, drawn(shape[1]), drawn(shape[1]))
 
 
@@ -117,7 +117,7 @@ def filtered() -> None:
         for value in (0.0, *ODD):
             x, weight = drawn(*x_shape), drawn(*weight_shape)
             x.view(-1)[-1] = value
-            with LastChannels():
+            with ChannelsLast().around_losses():
                 gradients(lambda x, weight, options=options: F.conv2d(x, weight, **options), x, weight)
 
 
@@ -126,15 +126,15 @@ def rest() -> None:
         x = drawn(*shape)
         for scheme in SCHEMES:
             for precision, close in ((None, 1e-3), (torch.bfloat16, 0.3)):
-                own = Compiled.newton_schulz(x, (scheme, 3, precision))
+                own = iterated(x, None, matrices_of(x.shape), (scheme, 3, precision))
                 assert own is not None
                 torch.testing.assert_close(own, newton_schulz_plainly(x, scheme, 3), rtol=close, atol=close / 10)
-        assert Compiled.newton_schulz(x.mT.contiguous().mT, ("jordan", 1, None)) is not None
+        assert iterated(x.mT.contiguous().mT, None, matrices_of(x.shape), ("jordan", 1, None)) is not None
         for value in (0.0, *ODD):
-            Compiled.newton_schulz(torch.full_like(x, value), ("classic", 5, torch.bfloat16))
+            iterated(torch.full_like(x, value), None, matrices_of(x.shape), ("classic", 5, torch.bfloat16))
         flat, first = x.flatten(), x.numel() // 3
         parts = (Part(0, 0, first, 1.0, 0.1), Part(first, 1, len(flat) - first, 0.5, 0.1))
-        assert Compiled.step(flat, flat, parts, ("classic", 5, torch.bfloat16)) is not None
+        assert iterated(flat, flat, parts, ("classic", 5, torch.bfloat16)) is not None
     for size in (1, 15, 16, 17, 1000):
         for count in range(1, AT_ONCE + 1):
             for more in (False, True):

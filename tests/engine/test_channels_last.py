@@ -22,10 +22,10 @@ from fedfleet.engine.clients.local_training import ClientSteps
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import fused_pooling
-from fedfleet.engine.kernels.channels_last import ChannelsLast, LastChannels
+from fedfleet.engine.kernels.channels_last import ChannelsLast
 from fedfleet.engine.kernels.library import call
 from fedfleet.engine.kernels.minimal_filtering import pays
-from fedfleet.engine.kernels.operators import NativeOperators
+from fedfleet.engine.kernels.operators import Native
 from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads.data.digits import Digits
@@ -124,7 +124,7 @@ def test_convolutions_are_torchs(case: str):
         return F.conv2d(x, weight, bias, **options)
 
     expected = gradients(convolve, x, weight, bias)
-    with LastChannels():
+    with ChannelsLast().around_losses():
         y = convolve(x, weight, bias)
         named = F.conv2d(weight=weight, input=x, bias=bias, **options)
         found = gradients(convolve, x, weight, bias)
@@ -157,7 +157,7 @@ def test_parts_of_images_are_not_read_as_whole_ones(part: str):
         return F.conv2d(PARTS[part](images), weight, bias, padding=1)
 
     expected = gradients(convolve, x, weight, bias)
-    with LastChannels():
+    with ChannelsLast().around_losses():
         found = gradients(convolve, x, weight, bias)
     assert all(apart(own, value) < TOLERANCE for own, value in zip(found, expected, strict=True))
 
@@ -169,17 +169,17 @@ def test_parts_of_kernels_are_not_read_as_whole_ones():
         return F.conv2d(x, weight.contiguous(memory_format=torch.channels_last)[:, :, 1:4, 1:4], padding=1)
 
     expected = gradients(convolve, x, weight)
-    with LastChannels():
+    with ChannelsLast().around_losses():
         found = gradients(convolve, x, weight)
     assert all(apart(own, value) < TOLERANCE for own, value in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("kernels", [NativeOperators, LastChannels])
+@pytest.mark.parametrize("kernels", [Native(), ChannelsLast()])
 @pytest.mark.parametrize("shape", [(32, 20, 3, 3), (32, 20, 5, 5)])
 def test_second_derivatives_are_refused(kernels: Any, shape: tuple[int, ...]):
     """Autograd would give zeros for them, with options that the engine sets."""
     x, weight = drawn(2, 20, 8, 8).requires_grad_(), drawn(*shape).requires_grad_()
-    with kernels():
+    with kernels.around_losses():
         y = F.conv2d(x, weight, padding=1)
     with pytest.raises(RuntimeError, match="second derivatives are asked for"):
         torch.autograd.grad(y.square().sum(), x, create_graph=True)
@@ -206,7 +206,7 @@ def test_minimal_filtering_does_not_lose_what_is_not_finite(where: str, value: f
     tensors = {"images": drawn(3, 20, 12, 8), "weights": drawn(33, 20, 3, 3), "gradient": drawn(3, 33, 12, 8)}
     tensors[where].view(-1)[7] = value
     x, weight = (tensors[name].requires_grad_() for name in ("images", "weights"))
-    with LastChannels():
+    with ChannelsLast().around_losses():
         y = F.conv2d(x, weight, padding=1)
     of_x, of_weight = torch.autograd.grad(y, (x, weight), tensors["gradient"])
     assert y.isfinite().all() == (where == "gradient")
@@ -223,7 +223,7 @@ def test_the_error_of_minimal_filtering_is_not_larger_than_torchs():
             return F.conv2d(x, weight, **options)
 
         exact, torchs = gradients(convolve, x.double(), weight.double()), gradients(convolve, x, weight)
-        with LastChannels():
+        with ChannelsLast().around_losses():
             own = gradients(convolve, x, weight)
         for found, theirs, wanted in zip(own, torchs, exact, strict=True):
             assert apart(found.double(), wanted) < 2 * apart(theirs.double(), wanted) + 1e-7
@@ -239,14 +239,14 @@ def test_the_layout_lasts_until_the_end():
     network(drawn(3, 1, 8, 8))
     assert not any(layouts)
     layouts.clear()
-    with LastChannels():
+    with ChannelsLast().around_losses():
         network(drawn(3, 1, 8, 8))
     assert layouts == [*[True] * 7, False, False]  # what is flat has no channels
 
 
 def test_what_is_no_batch_of_images_is_left_alone():
     image, line, solid = drawn(3, 9, 9), drawn(2, 3, 9), drawn(2, 3, 5, 5, 5)
-    with LastChannels():
+    with ChannelsLast().around_losses():
         assert torch.equal(F.conv2d(image, drawn(4, 3, 3, 3)), F.conv2d(image, drawn(4, 3, 3, 3)))
         assert F.conv1d(line, drawn(4, 3, 3)).is_contiguous()
         assert F.conv3d(solid, drawn(4, 3, 3, 3, 3)).is_contiguous()
@@ -255,7 +255,7 @@ def test_what_is_no_batch_of_images_is_left_alone():
 def test_blocks_of_clients_have_the_bits_of_torch():
     x, weight = drawn(3, 4, 2, 9, 9), drawn(3, 5, 2, 3, 3)
     expected = gradients(vmap(F.conv2d), x, weight)
-    with LastChannels():
+    with ChannelsLast().around_losses():
         found = gradients(vmap(F.conv2d), x, weight)
     assert all(torch.equal(own, value) for own, value in zip(found, expected, strict=True))
 

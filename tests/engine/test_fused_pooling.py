@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from fedfleet.engine.kernels import fused_pooling
-from fedfleet.engine.kernels.channels_last import LastChannels
+from fedfleet.engine.kernels.channels_last import ChannelsLast
 from fedfleet.engine.kernels.fused_pooling import NormaliseAndPool, Normalised
 
 from .test_kernels import apart, drawn, gradients
@@ -46,7 +46,7 @@ def compare(network: Callable[..., Tensor], *tensors: Tensor) -> None:
         return y * drawn(*y.shape)
 
     expected = gradients(weighted, *tensors)
-    with LastChannels():
+    with ChannelsLast().around_losses():
         found = gradients(weighted, *tensors)
     for own, value in zip(found, expected, strict=True):
         assert type(own) is Tensor
@@ -85,7 +85,7 @@ def test_evaluations_use_the_running_statistics(shape: tuple[int, ...], fused: l
 
     before = mean.clone(), variance.clone()
     expected = network()
-    with LastChannels(), torch.no_grad():
+    with ChannelsLast().around_losses(), torch.no_grad():
         found = network()
         alone = F.batch_norm(x, mean, variance, weight, bias, training=False)
     assert fused == [shape]
@@ -116,7 +116,7 @@ def test_a_mean_that_is_large_against_the_deviation():
     float32, in torch as well."""
     x = images(20, 6, 14, 14) + 1000
     weight, bias = torch.ones(6), torch.zeros(6)
-    with LastChannels():
+    with ChannelsLast().around_losses():
         normalised = normalise(x, weight, bias)
     assert isinstance(normalised, Normalised)
     mean, variance = normalised.given[3:5]
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_not_lost(value: float):
     x = images(3, 4, 6, 6)
     x[1, 2, 3, 3] = value
     expected = pooled(x, torch.ones(4), torch.zeros(4))
-    with LastChannels():
+    with ChannelsLast().around_losses():
         found = pooled(x, torch.ones(4), torch.zeros(4))
     assert not expected.isfinite().all()
     assert torch.equal(found.isfinite(), expected.isfinite())
@@ -141,7 +141,7 @@ def test_running_statistics_move_once():
     x = images(4, 5, 6, 6)
     for shift in (0.0, 2.0):
         expected(x + shift)
-        with LastChannels():
+        with ChannelsLast().around_losses():
             normalised = found(x + shift)
             F.max_pool2d(F.relu(normalised), 2)
             normalised.sum()
@@ -193,11 +193,11 @@ def test_a_relu_in_place_is_one_of_what_was_normalised():
 
 def test_without_gradients_none_are_recorded():
     x, weight, bias = images(4, 5, 6, 8).requires_grad_(), drawn(5), drawn(5)
-    with LastChannels(), torch.no_grad():
+    with ChannelsLast().around_losses(), torch.no_grad():
         normalised = normalise(x, weight, bias)
     assert not pooled(x.detach(), weight, bias).requires_grad
     assert not (normalised + 1).requires_grad
-    with LastChannels():
+    with ChannelsLast().around_losses():
         normalised = normalise(x, weight, bias)
     with torch.no_grad():
         normalised.sum()  # as a hook does that looks at the numbers
@@ -206,7 +206,7 @@ def test_without_gradients_none_are_recorded():
 
 def test_a_change_of_the_images_is_noticed():
     x = images(4, 5, 6, 8)
-    with LastChannels():
+    with ChannelsLast().around_losses():
         normalised = normalise(x, drawn(5), drawn(5))
         x.add_(1)
         with pytest.raises(RuntimeError, match="were changed in place after their normalisation"):
@@ -215,7 +215,7 @@ def test_a_change_of_the_images_is_noticed():
 
 def test_what_normalises_must_not_change_either():
     mean, variance = drawn(5), drawn(5).abs()
-    with LastChannels(), torch.no_grad():
+    with ChannelsLast().around_losses(), torch.no_grad():
         normalised = F.batch_norm(images(4, 5, 6, 8), mean, variance, drawn(5), drawn(5))
         variance.add_(1)
         with pytest.raises(RuntimeError, match="were changed in place after their normalisation"):
@@ -233,7 +233,7 @@ def test_pooling_takes_numbers_that_were_changed(change: Callable[[Tensor], Tens
 
     with torch.no_grad():
         expected = network()
-        with LastChannels():
+        with ChannelsLast().around_losses():
             assert apart(network(), expected) < TOLERANCE
     assert not fused
 
@@ -261,14 +261,14 @@ LEFT_ALONE: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("case", LEFT_ALONE)
 def test_what_torch_computes(case: str):
-    with LastChannels():
+    with ChannelsLast().around_losses():
         found = LEFT_ALONE[case]()
     assert type(found) is Tensor
     assert torch.equal(found, LEFT_ALONE[case]())
 
 
 def test_errors_are_torchs():
-    with LastChannels():
+    with ChannelsLast().around_losses():
         with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
             normalise(images(1, 5, 1, 1), drawn(5), drawn(5))
         with pytest.raises(RuntimeError, match="weight"):
@@ -281,7 +281,7 @@ def test_transformed_functions_are_torchs():
         grad(lambda *all: pooled(*all).sum())(*given),
         vmap(pooled)(*(each.expand(2, *each.shape) for each in given)),
     )
-    with LastChannels():
+    with ChannelsLast().around_losses():
         found = (
             grad(lambda *all: pooled(*all).sum())(*given),
             vmap(pooled)(*(each.expand(2, *each.shape) for each in given)),

@@ -20,7 +20,7 @@ from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import library, operators
-from fedfleet.engine.kernels.operators import Conv, NativeOperators, Pool
+from fedfleet.engine.kernels.operators import Conv, Native, Pool
 from fedfleet.engine.runs.launch import prepare
 
 from .setups import run_and_count
@@ -65,7 +65,7 @@ def test_convolution_is_torchs(sizes, biased):
     def conv(*given):
         return F.conv2d(*given, padding=padding) if biased else F.conv2d(*given, None, padding=padding)
 
-    with NativeOperators():
+    with Native().around_losses():
         assert "Conv" in type(conv(*[t[0].requires_grad_() for t in tensors]).grad_fn).__name__
         alone = [gradients(conv, *(t[i] for t in tensors)) for i in range(3)]
         block = gradients(vmap(conv), *tensors)
@@ -78,7 +78,7 @@ def test_convolution_is_torchs(sizes, biased):
 
 def test_weights_shared_by_a_block_and_a_vmap_inside_a_vmap():
     x, weight = drawn(2, 3, 4, 1, 9, 9), drawn(5, 1, 3, 3)
-    with NativeOperators():
+    with Native().around_losses():
         nested = vmap(vmap(lambda a: F.conv2d(a, weight)))(x)
     assert apart(nested, F.conv2d(x.flatten(0, 2), weight).view(nested.shape)) < TOLERANCE
 
@@ -86,7 +86,7 @@ def test_weights_shared_by_a_block_and_a_vmap_inside_a_vmap():
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_blocks_linear_layer_is_torchs(biased):
     tensors = [drawn(3, 4, 5), drawn(3, 6, 5), *([drawn(3, 6)] if biased else [])]
-    with NativeOperators():
+    with Native().around_losses():
         block = gradients(vmap(F.linear), *tensors)
         assert "Linear" not in type(F.linear(*[t[0].requires_grad_() for t in tensors]).grad_fn).__name__
     assert block[2].is_contiguous()
@@ -97,7 +97,7 @@ def test_a_blocks_linear_layer_is_torchs(biased):
 
 def test_linear_layers_inside_a_vmap_inside_a_block_are_torchs():
     x, weight = drawn(2, 3, 4, 5), drawn(2, 3, 6, 5)
-    with NativeOperators():
+    with Native().around_losses():
         nested = vmap(vmap(F.linear))(x, weight)
     assert apart(nested, x @ weight.mT) < TOLERANCE
 
@@ -108,7 +108,7 @@ def test_pooling_is_torchs_to_the_bit(size):
     x[0] = x[0].round()  # equal entries: the first one wins
     x[1, 0, 0, 0, 1] = torch.nan
     expected = [gradients(lambda a: F.max_pool2d(a, 2), x[i]) for i in range(3)]
-    with NativeOperators():
+    with Native().around_losses():
         block = gradients(vmap(lambda a: F.max_pool2d(a, 2)), x)
     for i in range(3):
         for value, own in zip(expected[i], block, strict=True):
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_torchs(monkeypatch):
     monkeypatch.setattr(Conv, "apply", None)
     monkeypatch.setattr(Pool, "apply", None)
     x, weight = drawn(2, 4, 9, 9), drawn(4, 4, 3, 3)
-    with NativeOperators():
+    with Native().around_losses():
         F.conv2d(x, weight, stride=2)
         F.conv2d(x, weight, dilation=2)
         F.conv2d(x, weight, padding=(1, 0))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedfleet.engine.kernels.operators import NativeOperators
+from fedfleet.engine.kernels.operators import Native
 from fedfleet.engine.kernels.tape import Tapes
 from fedfleet.workloads import counted
 from fedfleet.workloads.models import recurrent
@@ -217,7 +217,7 @@ def test_padding_is_not_passed_over(change, why):
 def test_nothing_is_passed_over_unless_the_engine_says_so():
     x, real = padded([1, 3, 12, 2])
     assert recurrent.lengths_of(real, (x,)) is None
-    with NativeOperators():
+    with Native().around_losses():
         assert recurrent.lengths_of(real, (x,)) is not None
     assert recurrent.lengths_of(real, (x,)) is None
 
