@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex
+from ..accelerators.columns import DeviceColumns
+from ..accelerators.transfer import to_device
 from ..cohorts.tasks import steps_of
 from ..config.schema import Local
 from ..kernels.library import check_status, library
@@ -86,14 +89,9 @@ def _bytes_of(drawn: Stream) -> int:
     return sum(tensor.nbytes for tensor in drawn if tensor is not None)
 
 
-class Visits(NamedTuple):
-    """What determines the batches of c clients in one round; every array is (c,) int64."""
-
-    clients: np.ndarray
-    offsets: np.ndarray  # the position of each client's first row in `ClientIndex.rows`
-    sizes: np.ndarray  # the number of rows of each client
-    visits: np.ndarray  # how often each client has taken part before
-    steps: np.ndarray  # the number of local steps of each client
+Visits = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""What determines the batches of c clients in one round: (clients, the position of each client's first row in
+`ClientIndex.rows`, its rows, how often it has taken part before, its local steps), all (c,) int64."""
 
 
 def stream(
@@ -117,7 +115,7 @@ def stream(
     steps = steps_of(sizes, local).astype(np.int64)
     shape = (len(clients), int(steps.max()), min(local.batch, int(sizes.max())))
     draw = _draw_native if native else _draw
-    rows, weight, keys = draw(client_index.rows, Visits(clients, offsets, sizes, visits, steps), shape, local, seed)
+    rows, weight, keys = draw(client_index.rows, (clients, offsets, sizes, visits, steps), shape, local, seed)
     if taken is None:
         return Stream(rows, weight, torch.from_numpy(steps), keys)
     most = int(taken.max())
@@ -129,7 +127,8 @@ def _draw_native(
     all_rows: np.ndarray, visits: Visits, shape: tuple[int, int, int], local: Local, seed: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """What `_draw` returns, computed by draw.h."""
-    if visits.sizes.min() < 1 or visits.offsets.min() < 0 or (visits.offsets + visits.sizes).max() > len(all_rows):
+    _, offsets, sizes, *_ = visits
+    if sizes.min() < 1 or offsets.min() < 0 or (offsets + sizes).max() > len(all_rows):
         raise IndexError(f"every client must have at least one row, and only rows among the {len(all_rows)} rows")
     rows, weight, keys = np.empty(shape, np.int64), np.empty(shape), np.empty(shape[:2], np.int64)
     full = np.empty(1, np.int64)
@@ -186,3 +185,83 @@ def _shuffle(
     else:  # the same order, which takes longer
         order = np.lexsort((bits, segment))
     return entry[order], starts[passes.cumsum() - passes]
+
+
+# --- gathering --------------------------------------------------------------------------------------------------------
+Gather = Callable[[Mapping[str, Tensor], Tensor], dict[str, Tensor]]
+"""(columns, rows (n,)) -> these rows of the columns, on the device."""
+
+
+def gathered(columns: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """`Gather` where the columns are on the device."""
+    return {name: column.index_select(0, rows) for name, column in columns.items()}
+
+
+class TaskBatches(NamedTuple):
+    """The batches of a task's clients. `drawn`: as they were drawn, in the processor's memory. `columns`: what rows are
+    gathered from, by `gather`. `rows`, `keys`, `weight`: as in a Stream, but where the columns are; the weights are on
+    the device, in the dtype of the model.
+    """
+
+    drawn: Stream
+    columns: Mapping[str, Tensor]
+    rows: Tensor
+    keys: Tensor
+    weight: Tensor | None
+    gather: Gather
+
+    @staticmethod
+    def of(drawn: Stream, columns: DeviceColumns, dtype: torch.dtype, gather: Gather = gathered) -> TaskBatches:
+        placed, device = columns.place(drawn.rows), columns.device
+        weight = None if drawn.weight is None else to_device(drawn.weight, device).to(dtype)
+        return TaskBatches(drawn, *placed, to_device(drawn.keys, device), weight, gather)
+
+    def of_block(self, form: BlockForm) -> TaskBatches:
+        """The same for the clients of a block of this form: without the padding that other blocks need."""
+        weight = None if form.full or self.weight is None else self.weight[..., : form.width]
+        return self._replace(rows=self.rows[..., : form.width], weight=weight)
+
+    def at(self, place: tuple[Any, Any], without: str | None = None) -> dict[str, Tensor]:
+        """n batches of B rows, short ones padded: columns (n, B, …), "key" (n,), and "weight" (n, B) if there are short
+        batches. place: the index of these n batches, by client and step. without: a column that is left out."""
+        rows = self.rows[place]
+        columns = {name: column for name, column in self.columns.items() if name != without}
+        batch = self.gather(columns, rows.reshape(-1))
+        batch = {name: column.view(*rows.shape, *column.shape[1:]) for name, column in batch.items()}
+        batch["key"] = self.keys[place]
+        return batch if self.weight is None else {**batch, "weight": self.weight[place]}
+
+
+@dataclass(frozen=True)
+class ClientBatches:
+    """The batches of one client of a task. position: of the client. beat: gives a sign of life when a local step
+    begins."""
+
+    batches: TaskBatches
+    position: int
+    beat: Callable[[], None] = lambda: None
+
+    def __call__(self, steps: slice, without: str | None = None) -> dict[str, Tensor]:
+        """The batches of these K local steps: columns (K, B, …), "key" (K,), and "weight" (K, B) if some batches are
+        short. Short batches are padded at their end. without: a column that is not wanted."""
+        return self.batches.at((self.position, steps), without)
+
+    def rows_of(self, name: str, steps: slice) -> tuple[Tensor, Tensor]:
+        """(column (N, …), rows (K, B)): what a column of the batches of these K local steps is gathered from."""
+        return self.batches.columns[name], self.batches.rows[self.position, steps]
+
+    def examples(self, step: int) -> int | None:
+        """The number of examples in the batch of this local step, None if no batch is short. It is known without
+        asking the device."""
+        weight = self.batches.drawn.weight
+        return None if weight is None else int((weight[self.position, step] > 0).sum())
+
+
+def only_batch(batch: Mapping[str, Tensor]) -> ClientBatches:
+    """A client's only batch: columns (B, …), "key" (), and "weight" (B,) if it is padded."""
+    columns = {name: column for name, column in batch.items() if name not in ("key", "weight")}
+    rows = torch.arange(len(next(iter(columns.values())))).view(1, 1, -1)
+    weight = batch["weight"].view(1, 1, -1) if "weight" in batch else None
+    drawn = Stream(rows, weight, torch.ones(1, dtype=torch.int64), batch["key"].view(1, 1))
+    dtype = torch.float64 if weight is None else weight.dtype
+    return ClientBatches(TaskBatches.of(drawn, DeviceColumns(columns, torch.device("cpu")), dtype), 0)

@@ -7,7 +7,6 @@ Therefore the metrics do not depend on the workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -56,7 +55,8 @@ class ClientGroup(NamedTuple):
 
     @property
     def description(self) -> str:
-        return f"evaluation of clients {self.begin} to {self.end}{', on rows that they hold out' * self.held_out}"
+        where = ", on rows that they hold out" if self.held_out else ""
+        return f"evaluation of clients {self.begin} to {self.end}{where}"
 
 
 class LossProbe(NamedTuple):
@@ -123,41 +123,37 @@ def client_groups(client_index: ClientIndex, size: int, held_out: bool = False) 
     return [ClientGroup(i, *cut, held_out) for i, cut in enumerate(pairwise(cuts))]
 
 
-@dataclass(frozen=True)
-class Models:
-    """Models of one workload that are evaluated in one pass over the rows. `params`: the tensors of each."""
-
-    workload: Workload
-    params: Sequence[Params]
-
-    def reports(self, batch: Columns) -> list[dict[str, Tensor]]:
-        """The workload's report of each model on a batch. Raises ValueError for a column that is not one number per
-        row, whose sum over the test set would be divided by another number."""
-        rows, found = len(next(iter(batch.values()))), [self.workload.report(p, batch) for p in self.params]
-        for name, column in (each for report in found for each in report.items()):
-            if tuple(column.shape) != (rows,):
-                raise ValueError(
-                    f"the workload's report must have one number per example, ({rows},) for this batch, got {name} "
-                    f"with {tuple(column.shape)}; leave out the mean over the batch"
-                )
-        return found
+def reports(workload: Workload, models: Sequence[Params], batch: Columns) -> list[dict[str, Tensor]]:
+    """The workload's report of each model on a batch. Raises ValueError for a column that is not one number per row,
+    whose sum over the test set would be divided by another number."""
+    rows, found = len(next(iter(batch.values()))), [workload.report(p, batch) for p in models]
+    for name, column in (each for report in found for each in report.items()):
+        if tuple(column.shape) != (rows,):
+            raise ValueError(
+                f"the workload's report must have one number per example, ({rows},) for this batch, got {name} "
+                f"with {tuple(column.shape)}; leave out the mean over the batch"
+            )
+    return found
 
 
-def evaluate_test_rows(models: Models, test: Columns, task: TestSlice, device: torch.device) -> list[Metrics]:
+def evaluate_test_rows(
+    workload: Workload, models: Sequence[Params], test: Columns, task: TestSlice, device: torch.device
+) -> list[Metrics]:
     """For each model, the sums of the report's columns over some test rows, and the columns that the workload needs
     unsummed. test: the columns of the whole test set."""
     batch = {name: column[task.begin : task.end].to(device) for name, column in test.items()}
     found = []
-    for report in models.reports(batch):
-        whole = {name: report[name].cpu().numpy() for name in models.workload.whole}
+    for report in reports(workload, models, batch):
+        whole = {name: report[name].cpu().numpy() for name in workload.whole}
         sums = {name: float(c.sum(dtype=torch.float64)) for name, c in report.items() if name not in whole}
         found.append(({**sums, "examples": float(task.end - task.begin)}, whole))
     return found
 
 
 def evaluate_clients(
-    models: Models, train: Columns, client_index: ClientIndex, task: ClientGroup, size: int, device: torch.device
-) -> list[Metrics]:
+    workload: Workload, models: Sequence[Params], train: Columns, client_index: ClientIndex, task: ClientGroup,
+    size: int, device: torch.device,
+) -> list[Metrics]:  # fmt: skip
     """For each model, the means of the report's columns over the rows of each client, (c,). Clients that hold out no
     row are omitted.
 
@@ -168,12 +164,12 @@ def evaluate_clients(
         client_index = client_index.held
     starts = client_index.offsets[task.begin : task.end + 1]
     rows, sizes = torch.from_numpy(client_index.rows[starts[0] : starts[-1]]), np.diff(starts)
-    columns: list[dict[str, list[np.ndarray]]] = [{} for _ in models.params]
+    columns: list[dict[str, list[np.ndarray]]] = [{} for _ in models]
     for batch_rows in rows.split(size) if len(rows) else ():
         batch = {name: column.index_select(0, batch_rows).to(device) for name, column in train.items()}
-        for own, report in zip(columns, models.reports(batch), strict=True):
+        for own, report in zip(columns, reports(workload, models, batch), strict=True):
             for name, column in report.items():
-                if name not in models.workload.whole:
+                if name not in workload.whole:
                     own.setdefault(name, []).append(column.double().cpu().numpy())
     first_rows = (starts[:-1] - starts[0])[sizes > 0]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ..kernels.operators import in_bfloat16, orthogonalised_by
 from ..kernels.recorded_step import Recording, StepRecorder, copy_into
 from ..kernels.torchs import Torch
 from ..method_form.state_spec import StateSpec
+from .batches import ClientBatches
 
 BlockBatches = Callable[[int], dict[str, Tensor]]
 """Local step -> the batches of a block of clients: columns (c, B, …), "key" (c,), and "weight" (c, B) if some batches
@@ -35,28 +36,6 @@ time without a sign of life."""
 RECORDED_BYTES = 64 << 20
 """The gradient of one client is recorded if all its tensors together take at most so much memory. In larger ones the
 operations take so long that it does not matter how they are found."""
-
-
-class ClientBatches(Protocol):
-    """The batches of one client."""
-
-    def __call__(self, steps: slice, without: str | None = None) -> dict[str, Tensor]:
-        """The batches of these K local steps: columns (K, B, …), "key" (K,), and "weight" (K, B) if some batches are
-        short. Short batches are padded at their end. without: a column that is not wanted."""
-        ...
-
-    def rows_of(self, name: str, steps: slice) -> tuple[Tensor, Tensor]:
-        """(column (N, …), rows (K, B)): what a column of the batches of these K local steps is gathered from."""
-        ...
-
-    def examples(self, step: int) -> int | None:
-        """The number of examples in the batch of this local step, None if no batch is short. It is known without
-        asking the device."""
-        ...
-
-    def beat(self) -> None:
-        """Give a sign of life: a local step begins."""
-        ...
 
 
 class LocalResult(NamedTuple):

@@ -27,7 +27,7 @@ from ..method_form.numbers import Path, differing, form, identity, numbers, with
 from ..reduction.tree import TaskResult
 from ..storage.sha256 import sha256_of_tensors
 from .batches import BlockForm
-from .evaluation import ClientGroup, Models, TestSlice
+from .evaluation import ClientGroup, TestSlice
 from .local_training import Batch, BatchOracle, BlockBatches, Gradient, LocalResult, LocalTrainer
 from .worker import TaskUnderWay, Worker
 
@@ -191,10 +191,9 @@ def joined_batches(blocks: Sequence[tuple[Part, slice]]) -> BlockBatches:
         )
 
     rows, keys = joined([batches.rows for batches in drawn]), joined([batches.keys for batches in drawn])
-    dtype = blocks[0][0].under_way.trainer.x.flat.dtype
     weight = None
     if drawn[0].weight is not None:
-        weight = joined([batches.weight for batches in drawn if batches.weight is not None]).to(dtype)
+        weight = joined([batches.weight for batches in drawn if batches.weight is not None])
     counts = [block.stop - block.start for _, block in blocks]
     device = keys.device
 
@@ -241,7 +240,7 @@ def evaluated_form(evaluation: Evaluation) -> Hashable:
 def evaluate_together(evaluations: Sequence[Evaluation]) -> list[list[TaskResult]]:
     """The results of evaluations that have a common form, for each of them."""
     worker, tasks, _ = evaluations[0]
-    models = Models(worker.run_spec.workload, [each.worker.parameters(each.broadcast) for each in evaluations])
+    models = [each.worker.parameters(each.broadcast) for each in evaluations]
     found: list[list[TaskResult]] = [[] for _ in evaluations]
     for task in tasks:
         for each in evaluations:

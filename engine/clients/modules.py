@@ -94,9 +94,8 @@ def trial(workload: Workload, p: Params, batch: Batch) -> str:
     Draws outside of modules are found by `trial_step`, which reports the line. Raises ConfigError for an output that
     does not fit, and for types that torch does not compute with.
     """
-    recorder = DrawRecorder()
     try:
-        with kept_generators(), recorder:
+        with kept_generators(), noted_draws() as found:
             workload.trial(p, batch)
     except UnfitOutput as error:
         raise ConfigError(f"workload: {error}") from error
@@ -104,7 +103,7 @@ def trial(workload: Workload, p: Params, batch: Batch) -> str:
         if told := type_error(workload, next(iter(p.values())).dtype, error):
             raise ConfigError(told) from error
         return ""
-    return recorder.found
+    return found[0] if found else ""
 
 
 def type_error(workload: Workload, dtype: torch.dtype, error: Exception) -> str:
@@ -131,38 +130,31 @@ def in_another_type(network: nn.Module, dtype: torch.dtype) -> str:
     return ""
 
 
-class DrawRecorder:
-    """A context in which `found` gets an error sentence on the first module that draws from a global generator."""
+@contextmanager
+def noted_draws() -> Iterator[list[str]]:
+    """A context whose list gets an error sentence for each module that draws from a global generator, the innermost
+    first."""
+    found: list[str] = []
+    calls: list[tuple[nn.Module, dict[str, Any]]] = []  # modules whose forward has begun, the outermost first
 
-    def __init__(self) -> None:
-        self.found = ""
-        self.calls: list[tuple[nn.Module, dict[str, Any]]] = []  # modules whose forward has begun, the outermost first
+    def begin(module: nn.Module, inputs: Any) -> None:
+        calls.append((module, generators()))
 
-    def __enter__(self) -> DrawRecorder:
-        self.hooks = [
-            register_module_forward_pre_hook(of_this_thread(self._begin)),
-            register_module_forward_hook(of_this_thread(self._end)),
-        ]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-    def _begin(self, module: nn.Module, inputs: Any) -> None:
-        self.calls.append((module, generators()))
-
-    def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Note the module if it drew. Inner modules end before the modules around them, so the first one is meant."""
-        before = self.calls[-1][1]
-        if not self.found and (drawn := moved(before)):
-            root = self.calls[0][0]
-            name = next((name for name, part in root.named_modules() if part is module), "")
+    def end(module: nn.Module, inputs: Any, output: Any) -> None:
+        if drawn := moved(calls[-1][1]):
+            name = next((name for name, part in calls[0][0].named_modules() if part is module), "")
             what = f"module {name} ({type(module).__name__})" if name else f"module {type(module).__name__}"
-            self.found = (
+            found.append(
                 f"{what} must draw from its batch's key while training, got draws from {drawn}; {remedy(module)}"
             )
-        self.calls.pop()
+        calls.pop()
+
+    hooks = register_module_forward_pre_hook(of_this_thread(begin)), register_module_forward_hook(of_this_thread(end))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def remedy(module: nn.Module) -> str:

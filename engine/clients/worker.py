@@ -37,13 +37,12 @@ from ..reduction.accumulator import Accumulator, empty
 from ..reduction.tree import TaskResult
 from ..run_spec import RunSpec
 from ..state.row_files import RowFiles, StateLayout
-from .batches import BlockForm, Draws, Stream, stream
+from .batches import BlockForm, ClientBatches, Draws, Stream, TaskBatches, stream
 from .evaluation import (
     ClientGroup,
     EvaluationTask,
     LossProbe,
     Metrics,
-    Models,
     TestSlice,
     evaluate_clients,
     evaluate_test_rows,
@@ -79,47 +78,6 @@ def keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1
         libc.mallopt(mmap_threshold, 1 << 30)
         libc.mallopt(trim_threshold, 1 << 30)
-
-
-class StreamedBatches:
-    """The batches of one client of a task, gathered by its worker; see `local_training.ClientBatches`."""
-
-    def __init__(self, worker: Worker, batches: TaskBatches, position: int) -> None:
-        """position: of the client among the clients of the task."""
-        self.worker, self.batches, self.position, self.beat = worker, batches, position, worker.beat
-
-    def __call__(self, steps: slice, without: str | None = None) -> dict[str, Tensor]:
-        return self.worker.padded(self.batches, (self.position, steps), without)
-
-    def rows_of(self, name: str, steps: slice) -> tuple[Tensor, Tensor]:
-        return self.batches.columns[name], self.batches.rows[self.position, steps]
-
-    def examples(self, step: int) -> int | None:
-        weight = self.batches.drawn.weight
-        return None if weight is None else int((weight[self.position, step] > 0).sum())
-
-
-class TaskBatches(NamedTuple):
-    """The batches of a task's clients. `drawn`: as they were drawn, in the processor's memory. `columns`: what rows are
-    gathered from. `rows`, `keys`, `weight`: as in a Stream, but where the columns are; the weights are on the device.
-    """
-
-    drawn: Stream
-    columns: Mapping[str, Tensor]
-    rows: Tensor
-    keys: Tensor
-    weight: Tensor | None
-
-    @staticmethod
-    def of(drawn: Stream, columns: DeviceColumns) -> TaskBatches:
-        placed, device = columns.place(drawn.rows), columns.device
-        weight = None if drawn.weight is None else to_device(drawn.weight, device)
-        return TaskBatches(drawn, *placed, to_device(drawn.keys, device), weight)
-
-    def of_block(self, form: BlockForm) -> TaskBatches:
-        """The same for the clients of a block of this form: without the padding that other blocks need."""
-        weight = None if form.full or self.weight is None else self.weight[..., : form.width]
-        return self._replace(rows=self.rows[..., : form.width], weight=weight)
 
 
 @dataclass
@@ -200,7 +158,7 @@ class Worker:
             trainer.tapes.begin_round(task.round)
         public = self._public_state(broadcast, trainer.algorithm, task)
         self.gather_seconds, began = 0.0, time.perf_counter()
-        batches = TaskBatches.of(self.draw(task), self.columns)
+        batches = TaskBatches.of(self.draw(task), self.columns, self.x.flat.dtype, self.gather)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
         accumulator = Accumulator(added_up, task.cuts, task.targets, self.kernels.compiled, self.memory, self.device)
@@ -273,9 +231,7 @@ class Worker:
         """The clients of one block at once, vectorised."""
         clients, steps = self.load_block(under_way, block), under_way.batches.drawn.steps[block]
         batches = under_way.batches.of_block(BlockForm.of(under_way.batches.drawn, block))
-        result = under_way.trainer.train_block(
-            under_way.public, clients, steps, lambda k: self._block_batch(batches, block, k)
-        )
+        result = under_way.trainer.train_block(under_way.public, clients, steps, lambda k: batches.at((block, k)))
         self.put_block(under_way, block, result)
 
     def load_block(self, under_way: TaskUnderWay, block: slice) -> Any:
@@ -304,7 +260,7 @@ class Worker:
             client = self.rows.read_one(row)
         accumulator.times["state"] += time.perf_counter() - began
         steps = batches.drawn.steps[position : position + 1].numpy()
-        local_batches = StreamedBatches(self, batches, position)
+        local_batches = ClientBatches(batches, position, self.beat)
         result = under_way.trainer.train_client(under_way.public, client, int(steps[0]), local_batches)
         result = self._staged(result, task, position, accumulator)
         accumulator.add_one(result, steps, task.weights[position : position + 1], only_client)
@@ -398,23 +354,7 @@ class Worker:
         return task.run(messages.files, messages.parts)
 
     # --- batches --------------------------------------------------------------------------------------------------
-    def _block_batch(self, batches: TaskBatches, block: slice, k: int) -> dict[str, Tensor]:
-        """The batches of a block's clients for local step k."""
-        return self.padded(batches, (block, k))
-
-    def padded(self, batches: TaskBatches, selection: tuple[Any, Any], without: str | None = None) -> dict[str, Tensor]:
-        """n batches of B rows, short ones padded: columns (n, B, …), "key" (n,), and "weight" (n, B) if there are short
-        batches. selection: the index of these n batches, by client and step. without: a column that is left out."""
-        rows = batches.rows[selection]
-        columns = {name: column for name, column in batches.columns.items() if name != without}
-        batch = self._gather(columns, rows.reshape(-1))
-        batch = {name: column.view(*rows.shape, *column.shape[1:]) for name, column in batch.items()}
-        batch["key"] = batches.keys[selection]
-        if batches.weight is not None:
-            batch["weight"] = batches.weight[selection].to(self.x.flat.dtype)
-        return batch
-
-    def _gather(self, columns: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    def gather(self, columns: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
         """The rows (n,) of the columns, on the device."""
         self.beat()
         began = time.perf_counter()
@@ -465,7 +405,7 @@ class Worker:
         """The metrics of the model that was broadcast, on rows of the test set or on rows of some clients."""
         if isinstance(task, LossProbe):
             return TaskResult(task.index, [], *self._probe(task, self.parameters(broadcast)))
-        (metrics,) = self.metrics(Models(self.run_spec.workload, [self.parameters(broadcast)]), task)
+        (metrics,) = self.metrics([self.parameters(broadcast)], task)
         return TaskResult(task.index, [], *metrics)
 
     def parameters(self, broadcast: Broadcast) -> Params:
@@ -473,13 +413,13 @@ class Worker:
         broadcast_tree = Tree(torch.from_numpy(broadcast.leaves[0].copy()).to(self.device), self.x.layout)
         return {**dict(broadcast_tree.items()), **self.frozen}
 
-    def metrics(self, models: Models, task: TestSlice | ClientGroup) -> list[Metrics]:
+    def metrics(self, models: Sequence[Params], task: TestSlice | ClientGroup) -> list[Metrics]:
         """The metrics of models of this run's workload, see `evaluate`."""
+        workload, data, size = self.run_spec.workload, self.data, self.run_spec.experiment.evaluate.batch
         with self.kernels.around_losses(), evaluating():
             if isinstance(task, TestSlice):
-                return evaluate_test_rows(models, self.data.test, task, self.device)
-            size = self.run_spec.experiment.evaluate.batch
-            return evaluate_clients(models, self.data.train, self.data.client_index, task, size, self.device)
+                return evaluate_test_rows(workload, models, data.test, task, self.device)
+            return evaluate_clients(workload, models, data.train, data.client_index, task, size, self.device)
 
     def _probe(self, task: LossProbe, p: Params) -> Metrics:
         workload, seed = self.run_spec.workload, self.run_spec.experiment.seed

@@ -8,7 +8,7 @@ pooling a rounding error changes a gradient abruptly; there, changes that pertur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,11 +27,13 @@ so many roundings of terms of this size."""
 class Rounding:
     """The tolerance for other orders of sums. `other`: the plain result in another order or precision, whose distance
     from the plain one is a rounding error. `least`: the least value that a tensor's largest entry counts as. `kinks`:
-    gives by how much perturbed weights change each entry; it is called only if rounding explains too little."""
+    gives by how much perturbed weights change each entry; it is called only if rounding explains too little. `share`:
+    of a tensor's largest entry, which is allowed in any case."""
 
     other: Sequence[Tensor]
     least: float = 0.0
     kinks: Callable[[], Sequence[Tensor]] | None = None
+    share: float = ROUNDINGS
 
 
 TO_THE_BIT = None
@@ -40,32 +42,35 @@ TO_THE_BIT = None
 
 class Excess(NamedTuple):
     """A tensor differs by more than its tolerance. place: among the tensors. off: the largest difference, NaN if it is
-    not measured. allowed: the largest that is allowed."""
+    not measured. allowed: the largest that is allowed. size: the largest entry of the plain tensor, or `least`."""
 
     place: int
     off: float
     allowed: float
+    size: float
 
 
-def excess(plain: Sequence[Tensor], fast: Sequence[Tensor], tolerance: Rounding | None = TO_THE_BIT) -> Excess | None:
-    """The first of some tensors of a fast path that differs too much from the plain ones, None if they agree."""
+def exceeding(
+    plain: Sequence[Tensor], fast: Sequence[Tensor], tolerance: Rounding | None = TO_THE_BIT
+) -> Iterator[Excess]:
+    """Those of some tensors of a fast path that differ too much from the plain ones."""
     for place, (expected, found) in enumerate(zip(plain, fast, strict=True)):
         if tolerance is None:
             if not equal(expected, found):
-                return Excess(place, math.nan, 0.0)
+                yield Excess(place, math.nan, 0.0, math.nan)
             continue
         off, error = distance(expected, found), distance(expected, tolerance.other[place])
-        allowed = FACTOR * error + ROUNDINGS * max(largest_entry(expected), tolerance.least)
+        size = max(largest_entry(expected), tolerance.least)
+        allowed = FACTOR * error + tolerance.share * size
         if not off <= allowed and tolerance.kinks is not None:
             allowed += FACTOR * largest_entry(tolerance.kinks()[place])
         if not off <= allowed:
-            return Excess(place, off, allowed)
-    return None
+            yield Excess(place, off, allowed, size)
 
 
 def agrees(plain: Sequence[Tensor], fast: Sequence[Tensor], tolerance: Rounding | None = TO_THE_BIT) -> bool:
     """Whether the tensors of a fast path are the plain ones, as far as the tolerance asks for it."""
-    return excess(plain, fast, tolerance) is None
+    return next(exceeding(plain, fast, tolerance), None) is None
 
 
 def distance(expected: Tensor, found: Tensor) -> float:

@@ -14,12 +14,12 @@ no factor 0. Both forms are computed in float64, where rounding and a difference
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ from ...workloads.workload import Batch, Params, Split, Workload
 from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.random_generators import kept_generators
 from ..errors import RAISED_BY_USERS, type_and_first_line
-from ..kernels.agreement import FACTOR, ROUNDINGS, same_bits
+from ..kernels.agreement import ROUNDINGS, Excess, Rounding, agrees, exceeding, largest_entry
 from ..run_spec import RunSpec
 
 FEWEST, MOST, COMPARED_NUMBERS = 4, 64, 1 << 21
@@ -49,9 +49,9 @@ AGREE = 2.0**-30
 """Two results in float64 are the same if they differ by at most this share of the largest entry of their tensor. It
 allows a rounding error to grow by 2^22. Then a float32 result would have no right digit, and nobody could train the
 model. It is two orders of magnitude below 2^-23, which is what float32 shows of any difference."""
-PERTURBATIONS, PERTURBATION_SIZE = 4, 2.0**-22
-"""The number of models at which the rounding error of code that computes in float32 is found, and their relative
-distance: float32 rounds their weights to the same numbers or to their neighbours."""
+PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22
+"""The number of models beside one at which it is found out what a rounding error of its weights changes, and their
+relative distance: float32 rounds their weights to the same numbers or to their neighbours."""
 
 Gradients = tuple[Tensor, Tensor]
 """(gradient (P,), loss ()) of one client's batch."""
@@ -73,10 +73,6 @@ def trying() -> Iterator[None]:
 def under_way() -> bool:
     """Whether this thread tries something, for code that must tell these calls from those of a round."""
     return _tried.get()
-
-
-class SeveralModels(Exception):
-    """A loss calls a module with different tensors, which a module as it was written has not."""
 
 
 class NoNumbers(Exception):
@@ -112,7 +108,7 @@ class OwnParameters(Stateless):
                 self.given[name] = p[name]
                 parameter.data, parameter.grad = p[name].detach().clone(), None
             elif self.given[name] is not p[name]:
-                raise SeveralModels
+                raise ValueError(f"the loss calls a module with different tensors {name}")
         return super().__call__(p, x, key, share)
 
 
@@ -254,90 +250,113 @@ class Compared:
                 return None
         return found
 
-    @cached_property
+    @functools.cached_property
     def forms(self) -> Forms:
         return Forms(self.run_spec)
 
-    @cached_property
+    @functools.cached_property
     def wide(self) -> Forms:
         return Forms(self.run_spec, torch.float64)
 
     def _at(self, point: Tensor) -> Difference | None:
         try:
-            expected = [self.wide.plain(point, batch) for batch in self.batches]
-            check_numbers(expected)
+            expected = self._plain(self.wide, point)
             found = self.form(self.wide, point)
         except RAISED_BY_USERS:  # code that cannot compute in float64
-            return self._at_without_float64(point)
-        if next(self._beyond(expected, found), None) is None:
+            expected = self._plain(self.forms, point)
+            found = self.form(self.forms, point)
+            return self._beyond(expected, found, expected, self._changes(self.forms, expected, point))
+        if self._beyond(expected, found, expected, share=AGREE) is None:
             return None
         # Code may compute in float32 although it is given float64. Then both forms have the rounding errors of float32.
-        torchs, spread = [self.forms.plain(point, batch) for batch in self.batches], self._spread(self.wide, point)
+        torchs = [self.forms.plain(point, batch) for batch in self.batches]
+        return self._beyond(expected, found, torchs, self._changes(self.wide, expected, point))
 
-        def rounding(which: int, client: int) -> Tensor:
-            off = (torchs[client][which].double() - expected[client][which]).abs()
-            return FACTOR * torch.maximum(off, spread(which, client))
+    def _plain(self, forms: Forms, point: Tensor) -> list[Gradients]:
+        """The plain gradients of the clients. Raises NoNumbers unless all of them are finite."""
+        found = [forms.plain(point, batch) for batch in self.batches]
+        check_numbers(found)
+        return found
 
-        return largest(self._beyond(expected, found, rounding, ROUNDINGS))
+    def _changes(self, forms: Forms, expected: list[Gradients], point: Tensor) -> Callable[[], list[Tensor]]:
+        """What finds by how much nearby weights change each entry of the clients' gradients and losses."""
 
-    def _at_without_float64(self, point: Tensor) -> Difference | None:
-        """In the dtype of the run."""
-        expected = [self.forms.plain(point, batch) for batch in self.batches]
-        check_numbers(expected)
-        found, spread = self.form(self.forms, point), self._spread(self.forms, point)
-        return largest(self._beyond(expected, found, lambda which, client: FACTOR * spread(which, client), ROUNDINGS))
+        def flat(gradients: Iterable[Gradients]) -> list[Tensor]:
+            return [each for of_client in gradients for each in of_client]
 
-    def _spread(self, forms: Forms, point: Tensor) -> Callable[[int, int], Tensor]:
-        """By how much nearby weights change each entry: (0 for gradients or 1 for losses, client) to changes."""
-        draw = counted.generator(0, "perturbed")
-        found = [[forms.plain(point, batch) for batch in self.batches]]
-        for _ in range(PERTURBATIONS):
-            xi = torch.rand(point.shape, generator=draw, dtype=torch.float64)
-            other = point.double() * (1 + PERTURBATION_SIZE * (2 * xi - 1))
-            found.append([forms.plain(other, batch) for batch in self.batches])
-
-        def changes(which: int, client: int) -> Tensor:
-            at, *others = (of[client][which].double() for of in found)
-            return torch.stack([(other - at).abs() for other in others]).amax(0)
-
-        return changes
+        return changes_beside(point, flat(expected), lambda p: flat(forms.plain(p, batch) for batch in self.batches))
 
     def _beyond(
         self,
         expected: Sequence[Gradients],
         found: Sequence[Gradients],
-        rounding: Callable[[int, int], Tensor] | None = None,
-        share: float = AGREE,
-    ) -> Iterator[Difference]:
-        """What differs by more than rounding. rounding: (0 for gradients or 1 for losses, client) to the error that is
-        allowed to each entry. share: of the largest entry, which is allowed in any case."""
-        layout = self.forms.layout
-        for client, (plain, own) in enumerate(zip(expected, found, strict=True)):
-            largest = float(plain[0].abs().max())
-            for which, (a, b) in enumerate(zip(plain, own, strict=True)):
-                off, allowed = (b.double() - a.double()).abs(), torch.zeros_like(a, dtype=torch.float64)
-                if rounding is not None:
-                    allowed = rounding(which, client)
-                names = ("",) if which else layout.names
-                of_tensors = [[v] if which else Tree(v, layout).views() for v in (off, allowed, a.double().abs())]
-                for name, off_, allowed_, size in zip(names, *of_tensors, strict=True):
-                    if not size.numel():
-                        continue
-                    # The error of a sum that cancels is that of its terms, whose size the other tensors show.
-                    least = 1.0 if which else 0.01 * largest
-                    if not float(off_.max()) <= share * max(float(size.max()), least) + float(allowed_.max()):
-                        yield Difference(name, float(off_.max()) / max(float(size.max()), least, 1e-30))
+        other: Sequence[Gradients],
+        changes: Callable[[], list[Tensor]] | None = None,
+        share: float = ROUNDINGS,
+    ) -> Difference | None:
+        """The largest difference that rounding does not explain. other, share: see `Rounding`. changes: by how much
+        rounding the weights changes the gradients and losses of all clients, one after another."""
+
+        def kinks(place: int) -> Callable[[], Tensor] | None:
+            return None if changes is None else lambda: changes()[place]
+
+        differences = [
+            Difference(name, each.off / max(each.size, 1e-30))
+            for client, plain in enumerate(expected)
+            for which, value in enumerate(plain)
+            for name, each in exceeding_parts(
+                self.forms.layout,
+                *(value, found[client][which], other[client][which]),
+                kinks(2 * client + which),
+                share,
+            )
+        ]
+        return max(differences, key=lambda each: each.share, default=None)
+
+
+def exceeding_parts(
+    layout: Layout,
+    expected: Tensor,
+    found: Tensor,
+    other: Tensor,
+    kinks: Callable[[], Tensor] | None = None,
+    share: float = ROUNDINGS,
+) -> Iterator[tuple[str, Excess]]:
+    """(name, how) for each tensor of a gradient (P,) that differs by more than rounding allows from the plain one; for
+    a loss () the name is "". other, kinks, share: see `Rounding`."""
+
+    def parts(value: Tensor) -> list[Tensor]:
+        return Tree(value, layout).views() if value.ndim else [value]
+
+    # The error of a sum that cancels is as large as that of its terms, whose size the other tensors show.
+    least = 0.01 * largest_entry(expected) if expected.ndim else 1.0
+    tolerance = Rounding(parts(other), least, None if kinks is None else lambda: parts(kinks()), share)
+    for each in exceeding(parts(expected), parts(found), tolerance):
+        yield layout.names[each.place] if expected.ndim else "", each
+
+
+def changes_beside(
+    point: Tensor, expected: Sequence[Tensor], at: Callable[[Tensor], Sequence[Tensor]]
+) -> Callable[[], list[Tensor]]:
+    """What finds, once, by how much each entry of some results changes where rounding errors change the weights. point:
+    the model (P,). expected: the results there. at: the results at a model (P,) in float64."""
+
+    @functools.cache
+    def changes() -> list[Tensor]:
+        draw, most = counted.generator(0, "perturbed"), [torch.zeros_like(each) for each in expected]
+        for _ in range(PERTURBATIONS):
+            xi = torch.rand(point.shape, generator=draw, dtype=torch.float64)
+            found = at(point.double() * (1 + PERTURBATION_SIZE * (2 * xi - 1)))
+            most = [torch.maximum(a, (b - c).abs()) for a, b, c in zip(most, found, expected, strict=True)]
+        return most
+
+    return changes
 
 
 def check_numbers(gradients: Sequence[Gradients]) -> None:
     """Raise NoNumbers unless all gradients and losses are finite."""
     if not all(bool(each.isfinite().all()) for of_client in gradients for each in of_client):
         raise NoNumbers
-
-
-def largest(differences: Iterator[Difference]) -> Difference | None:
-    """The difference with the largest share."""
-    return max(differences, key=lambda each: each.share, default=None)
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
@@ -349,21 +368,15 @@ def gradient_difference(run_spec: RunSpec, batch: Batch) -> Difference | None:
         point = next(near(run_spec))
         plain, own = compared.forms.plain(point, batch), compared.forms.alone(point, batch)
         check_numbers([plain])
-        if all(same_bits(a, b) for a, b in zip(plain, own, strict=True)):
+        if agrees(plain, own):
             return None
     return compared.difference()
 
 
-class BlockBatches(NamedTuple):
-    """The batches of a block. alone: of each client, without padding. columns: (c, B, …), as `train_block` has them."""
-
-    alone: list[Batch]
-    columns: Batch
-
-
-def block_batches(run_spec: RunSpec, split: Split, ragged: bool) -> BlockBatches:
-    """Batches of the two clients with the most rows, of a few examples. ragged: whether that of the second
-    client is shorter and padded, as far as possible to half of the first one."""
+def block_batches(run_spec: RunSpec, split: Split, ragged: bool) -> tuple[list[Batch], Batch]:
+    """(batches of the two clients with the most rows, without padding; the same as columns (2, B, …), as `train_block`
+    has them). They have a few examples. ragged: whether the batch of the second client is shorter and padded, as far as
+    possible half as long as the first one."""
     index, batch = split.client_index, run_spec.experiment.federation.local.batch
     clients = np.resize(np.argsort(-index.sizes, kind="stable")[:2], 2)
     sizes = index.sizes_of(clients)
@@ -378,7 +391,7 @@ def block_batches(run_spec: RunSpec, split: Split, ragged: bool) -> BlockBatches
         columns = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in split.train.items()}
         alone.append({**columns, "key": key})
     padded = [padded_to(max(counts), batch) for batch in alone] if ragged else alone
-    return BlockBatches(alone, {name: torch.stack([batch[name] for batch in padded]) for name in padded[0]})
+    return alone, {name: torch.stack([batch[name] for batch in padded]) for name in padded[0]}
 
 
 def padded_to(width: int, batch: Batch) -> Batch:
@@ -406,70 +419,66 @@ def block_difference(run_spec: RunSpec, split: Split) -> str:
     try:
         with torch.no_grad(), kept_generators():
             for padded in (False, True)[: 1 + ragged]:
-                if reason := _block_difference(run_spec, block_batches(run_spec, split, padded), padded):
+                if reason := _block_difference(run_spec, *block_batches(run_spec, split, padded), padded):
                     return reason
     finally:
         torch.set_num_threads(threads)
     return ""
 
 
-def _block_difference(run_spec: RunSpec, batches: BlockBatches, padded: bool) -> str:
-    compared = Compared(
-        run_spec, batches.alone, lambda forms, point: list(zip(*forms.block(point, batches.columns), strict=True))
-    )
+def _block_difference(run_spec: RunSpec, alone: list[Batch], columns: Batch, padded: bool) -> str:
+    compared = Compared(run_spec, alone, lambda forms, point: list(zip(*forms.block(point, columns), strict=True)))
     try:
         difference = compared.difference()
     except RAISED_BY_USERS as error:
-        return _raises_alone_only(compared.forms, batches, error)
+        return _raises_alone_only(compared.forms, columns, error)
     if difference is None:
         return ""
     where = ""
     for point in (next(near(run_spec)), compared.forms.x.flat) if padded else ():
-        where = where or coupled_at(compared.forms, point, batches)
+        where = where or coupled_at(
+            compared.forms, point, alone[1], {name: column[1] for name, column in columns.items()}
+        )
     if where:
         return f"{where} makes the result for a row depend on the other rows of its batch, and blocks pad short batches"
     return f"{difference} between a block and the module itself, as plain autograd computes it"
 
 
-def _raises_alone_only(forms: Forms, batches: BlockBatches, error: BaseException) -> str:
+def _raises_alone_only(forms: Forms, columns: Batch, error: BaseException) -> str:
     """Why clients must not be trained in blocks if an exception was raised; "" if that is raised in blocks, too."""
     try:
-        forms.block(forms.x.flat, batches.columns)
+        forms.block(forms.x.flat, columns)
     except RAISED_BY_USERS:
         return ""
     return f"a client alone raises {type_and_first_line(error)}, and a block does not"
 
 
 # --- where rows are coupled -------------------------------------------------------------------------------------------
-class Calls:
-    """A context that notes the calls of modules: (name, first tensor of the inputs, output), in the order in which they
-    end. Inner modules end before those around them."""
+@contextmanager
+def noted_calls() -> Iterator[list[tuple[nn.Module, Tensor | None, Any]]]:
+    """A context that notes the calls of modules: (module, first tensor of the inputs, output), in the order in which
+    they end. Inner modules end before those around them."""
+    found: list[tuple[nn.Module, Tensor | None, Any]] = []
 
-    def __init__(self) -> None:
-        self.found: list[tuple[nn.Module, Tensor | None, Any]] = []
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        found.append((module, next((each for each in inputs if isinstance(each, Tensor)), None), output))
 
-    def __enter__(self) -> Calls:
-        self.hook = register_module_forward_hook(self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.hook.remove()
-
-    def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.found.append((module, next((each for each in inputs if isinstance(each, Tensor)), None), output))
+    hook = register_module_forward_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
-def coupled_at(forms: Forms, point: Tensor, batches: BlockBatches) -> str:
+def coupled_at(forms: Forms, point: Tensor, batch: Batch, padded: Batch) -> str:
     """Which module, or that the loss, gives other results for the same rows if the batch is padded; "" for none."""
-    workload, (_, batch) = forms.trainer.workload, batches.alone
-    count = next(len(column) for name, column in batch.items() if name != "key")
-    padded = {name: column[1] for name, column in batches.columns.items()}
-    padded["weight"] = padded["weight"].to(forms.dtype)
+    workload, count = forms.trainer.workload, next(len(column) for name, column in batch.items() if name != "key")
+    padded = {**padded, "weight": padded["weight"].to(forms.dtype)}
     calls, losses = [], []
     for each in (batch, padded):
-        with Calls() as noted, suppress(Exception):
+        with noted_calls() as noted, suppress(Exception):
             losses.append(workload.losses({**dict(Tree(point, forms.layout).items()), **forms.trainer.frozen}, each))
-        calls.append(noted.found)
+        calls.append(noted)
     if len(losses) < 2 or len(calls[0]) != len(calls[1]):
         return ""
     for (module, given, output), (_, given_padded, output_padded) in zip(*calls, strict=True):
@@ -485,8 +494,7 @@ def same_rows(a: Any, b: Any, count: int) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.ndim or not b.ndim or len(a) != count:
         return True
     if not a.is_floating_point():
-        return torch.equal(a, b[:count])
+        return agrees([a], [b[:count]])
     if not bool(a.isfinite().all() and b.isfinite().all()):
         return True
-    scale = max(float(a.abs().max()), 1e-30) if a.numel() else 1.0
-    return not a.numel() or float((a - b[:count]).abs().max()) <= math.sqrt(torch.finfo(a.dtype).eps) * scale
+    return agrees([a], [b[:count]], Rounding([a], share=math.sqrt(torch.finfo(a.dtype).eps)))

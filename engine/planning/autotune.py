@@ -115,7 +115,7 @@ def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:
         federation = federation.model_copy(update={"local": local})
     # Kernels that are not proven yet are measured as if they were: a plan is not used unless its kernels are proven.
     kernels = run_spec.kernels_named(plan.kernels)
-    proven_kernels = kernel_identity(kernels) if kernels.needs_proof else None
+    proven_kernels = kernel_identity(kernels, run_spec.device) if kernels.needs_proof else None
     return replace(
         run_spec,
         experiment=experiment.model_copy(update={"federation": federation}),

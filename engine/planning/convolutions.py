@@ -17,8 +17,8 @@ from torch.func import vmap
 
 from ...algorithms.tree import Tree
 from ...workloads.workload import Split
-from ..clients.batches import stream
-from ..clients.worker import Data, TaskBatches, Worker
+from ..clients.batches import TaskBatches, stream
+from ..clients.worker import Data, Worker
 from ..errors import RAISED_BY_USERS
 from ..kernels.agreement import Rounding, agrees
 from ..kernels.block_convolutions import Arguments, as_product, convolutions_by, with_products
@@ -63,7 +63,7 @@ def convolutions(run_spec: RunSpec, split: Split, plan: ExecutionPlan) -> list[A
     work, experiment = first_clients(trial, data, plan.block), trial.experiment
     drawn = stream(data.client_index, work.clients, work.visits, experiment.federation.local, experiment.seed)
     count = work.cuts[0]
-    batch = worker.padded(TaskBatches.of(drawn, worker.columns), (slice(0, count), 0))
+    batches = TaskBatches.of(drawn, worker.columns, worker.x.flat.dtype, worker.gather)
     points, found = worker.x.flat.expand(count, -1).clone(), list[Arguments]()
 
     def note(number: int, given: Arguments) -> None:
@@ -74,7 +74,7 @@ def convolutions(run_spec: RunSpec, split: Split, plan: ExecutionPlan) -> list[A
         return worker.run_spec.workload.losses({**dict(Tree(flat, worker.x.layout).items()), **worker.frozen}, batch)
 
     with convolutions_by(note):
-        vmap(loss)(points, batch)
+        vmap(loss)(points, batches.at((slice(0, count), 0)))
     return found
 
 

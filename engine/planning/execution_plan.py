@@ -33,7 +33,7 @@ from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_json
 from .as_written import block_difference, trying
 from .convolutions import plan_with_products
-from .kernel_proof import Disagreement, ProofData, kernel_identity, prove
+from .kernel_proof import Disagreement, kernel_identity, prove
 
 WORTH = 20_000
 """The number of local steps from which on a run is long enough for a measurement. Such a run takes about half a minute
@@ -85,7 +85,7 @@ def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[R
     if run_spec.missing_kernels and not kernels.compiled:
         how += f"; no compiled kernels, which not every machine can have: {run_spec.missing_kernels[0]}"
     text = f"plan: blocks of {plan.block} clients, {plan.kernels} kernels ({how})"
-    return run_spec.with_plan(plan, kernel_identity(kernels) if kernels.needs_proof else None), text
+    return run_spec.with_plan(plan, kernel_identity(kernels, run_spec.device) if kernels.needs_proof else None), text
 
 
 def write_plan(run_spec: RunSpec, how: str) -> None:
@@ -169,8 +169,7 @@ def disproof(run_spec: RunSpec, split: Split, kernels: Kernels) -> Disagreement 
     if name not in run_spec.proofs:
         run_spec.proofs[name] = None
         try:
-            data = ProofData(split.train, split.client_index, split.test)
-            prove(run_spec, data, kernels, blocks=trains_in_blocks(run_spec, split))
+            prove(run_spec, split, kernels, blocks=trains_in_blocks(run_spec, split))
         except Disagreement as error:
             run_spec.proofs[name] = error
     return run_spec.proofs[name]

@@ -12,10 +12,11 @@ to compare. With which batches: a client alone without padding, as it trains, an
 can have any. Batches of large models are cut; a chain, which chooses its way by the number of examples, is compared on
 a whole one, too.
 
-With what: plain autograd in float64 on the module that the user wrote, see `as_written`, within the rounding error of
-torch's own float32 kernels, see `agreement`. A deep network meets a kink of ReLU by chance at many models, with torch's
-kernels as well. So it suffices that kernels agree at a model or at one of some models beside it: an error of theirs
-would be there at all of them. Where they agree at none, the changes that perturbed weights cause are allowed.
+Where: on the run's device. With what: plain autograd in float64, on the processor, on the module that the user wrote,
+see `as_written`, within the rounding error of torch's own float32 kernels on the device, see `agreement`. A deep
+network meets a kink of ReLU by chance at many models, with torch's kernels as well. So it suffices that kernels agree
+at a model or at one of some models beside it: an error of theirs would be there at all of them. Where they agree at
+none, the changes that perturbed weights cause are allowed.
 
 All of this happens before round 1, and takes a fraction of a second for a small network.
 """
@@ -23,37 +24,35 @@ All of this happens before round 1, and takes a fraction of a second for a small
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm
-from ...algorithms.parts.orthogonal import FASTER, How, Part, newton_schulz_plainly
-from ...algorithms.tree import Layout, Tree
+from ...algorithms.parts.orthogonal import How, Part, matrices_of, newton_schulz_plainly
+from ...algorithms.tree import Tree
 from ...workloads import counted
-from ...workloads.client_index import ClientIndex
-from ..clients.batches import Stream, stream
+from ...workloads.workload import Split
+from ..clients.batches import Stream, only_batch, stream
 from ..clients.local_training import Gradient, LocalTrainer, unpadded
 from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts import sampling
 from ..errors import RAISED_BY_USERS, type_and_first_line
-from ..kernels.agreement import Rounding, agrees, equal, excess, largest_entry
+from ..kernels.agreement import Excess, Rounding, agrees, equal, exceeding
 from ..kernels.contract import Kernels, RowInputs
 from ..kernels.library import NoKernels, library
-from ..kernels.operators import AT_ONCE, add_up, iterated, matrices_of
+from ..kernels.operators import AT_ONCE, add_up, iterated, orthogonalised_by
 from ..kernels.torchs import Torch
 from ..run_spec import RunSpec
-from .as_written import Forms, may_be_ragged, padded_to
+from .as_written import Forms, Gradients, changes_beside, exceeding_parts, may_be_ragged, padded_to
 
-PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22
-"""The number of perturbed models at which the reference is computed if kernels disagree, and their relative size."""
 COMPARED_NUMBERS = 1 << 23
 """The number of examples that are compared, times the number of parameters, is at most this number."""
 FEWEST_EXAMPLES, FEWEST_FOR_A_CHAIN = 4, 16
@@ -68,8 +67,6 @@ SUMMED_ENTRIES = 5_003
 """The number of entries whose sums are compared. It is odd, so that the last vector of the processor is not full."""
 
 Batch = dict[str, Tensor]
-Gradients = tuple[Tensor, Tensor]
-"""(gradient (P,), loss ()) of a batch."""
 
 
 class Disagreement(Exception):
@@ -83,42 +80,32 @@ class Disagreement(Exception):
         self.torch_fails = torch_fails
 
 
-class Difference(Disagreement):
-    """Numbers differ by more than rounding allows."""
-
-
-class ProofData(NamedTuple):
-    """The data of a run: columns (n, …) of all training rows and of all test rows, as numpy arrays or tensors. Without
-    test rows, reports are not compared."""
-
-    train: Any
-    client_index: ClientIndex
-    test: Any = None
-
-
-def kernel_identity(kernels: Kernels) -> str:
-    """The library of compiled kernels, torch version and instruction set that a proof of these kernels holds for."""
+def kernel_identity(kernels: Kernels, device: torch.device) -> str:
+    """The library of compiled kernels, torch version and instruction set that a proof of these kernels holds for, and
+    the GPU if the run has one."""
     file = Path(library()._name).name if kernels.compiled else "torch"
-    return f"{file} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    gpu = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    return f"{file} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}{gpu}"
 
 
 def prove_here(run_spec: RunSpec, data: Data) -> None:
     """Raise NoKernels if the run uses other kernels that do not compute what torch computes on this machine.
 
-    The proof is repeated only if this machine has another library, torch version or instruction set than the driver.
+    The proof is repeated only if this machine has another library, torch version, instruction set or GPU than the
+    driver.
     """
     kernels = run_spec.kernels
-    if kernels.needs_proof and run_spec.proven_kernels != kernel_identity(kernels):
+    if kernels.needs_proof and run_spec.proven_kernels != kernel_identity(kernels, run_spec.device):
         try:
             blocks = run_spec.execution_plan is None or run_spec.execution_plan.block > 1
-            prove(run_spec, ProofData(data.train, data.client_index, data.test), kernels, blocks)
+            prove(run_spec, data, kernels, blocks)
         except Disagreement as error:
             raise NoKernels(f"{kernels} kernels do not compute here what torch's compute: {error}") from error
 
 
-def prove(run_spec: RunSpec, given: ProofData, kernels: Kernels, blocks: bool = True) -> None:
-    """Raise Disagreement unless the kernels compute what torch computes on this run's data. blocks:
-    whether the run may train clients in blocks under vmap."""
+def prove(run_spec: RunSpec, given: Split | Data, kernels: Kernels, blocks: bool = True) -> None:
+    """Raise Disagreement unless the kernels compute what torch computes on this run's data, `given`. Without test rows,
+    reports are not compared. blocks: whether the run may train clients in blocks under vmap."""
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
     try:
@@ -133,14 +120,14 @@ def prove(run_spec: RunSpec, given: ProofData, kernels: Kernels, blocks: bool = 
 class Proof:
     """All comparisons for one kind of kernels.
 
-    `torchs`, `own`: trainers with torch's kernels and with the kernels. `wide`: torch in float64. `blocks`: whether
-    blocks are compared.
+    `torchs`, `own`: trainers with torch's kernels and with the kernels, on the run's device. `wide`: torch in float64,
+    on the processor. `blocks`: whether blocks are compared. Models, batches and what is compared are on the processor.
     """
 
-    def __init__(self, run_spec: RunSpec, given: ProofData, kernels: Kernels, blocks: bool = True) -> None:
+    def __init__(self, run_spec: RunSpec, given: Split | Data, kernels: Kernels, blocks: bool = True) -> None:
         self.run_spec, self.given, self.kernels = run_spec, given, kernels
         self.blocks = blocks and run_spec.experiment.engine.vectorise
-        self.x = run_spec.initial_model()
+        self.x, self.device = run_spec.initial_model(), run_spec.device
         method = run_spec.method()
         self.torchs = self.trainer(method, Torch())
         self.wide = Forms(run_spec, torch.float64)
@@ -149,7 +136,8 @@ class Proof:
     def trainer(self, method: Algorithm, kernels: Kernels) -> LocalTrainer:
         """A trainer of the run's clients."""
         spec = self.run_spec
-        return LocalTrainer(method, spec.workload, self.x, kernels, spec.precision, frozen=spec.frozen)
+        x = self.x.to(self.device)
+        return LocalTrainer(method, spec.workload, x, kernels, spec.precision, frozen=spec.frozen)
 
     def run(self) -> None:
         if self.kernels.compiled:
@@ -273,28 +261,38 @@ class Proof:
 
     def alone(self, point: Tensor, batch: Batch) -> list[Gradients]:
         """Of a client alone by the kernels, in each of the ways in which a step computes it."""
-        found = [self.by_own(lambda: loss_gradient(self.own, point, self.x.layout, batch))]
-        views = Tree(point, self.x.layout).views()
+        found = [self.by_own(lambda: self.gradient(self.own, point, batch))]
+        views = Tree(self.on_device(point), self.x.layout).views()
         leaves = [self.kernels.arranged(view) for view in views]
         if self.run_spec.precision is None and any(a is not b for a, b in zip(views, leaves, strict=True)):
             found.append(self.by_own(lambda: self.in_place(leaves, batch)))
         return found
 
-    def in_place(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        """(gradient (P,), loss ()) at the tensors of a model as they are arranged in steps in place."""
-        gradients, loss = self.own.gradients_of(self.x.layout.names, leaves, batch)
-        return torch.cat([gradient.reshape(-1) for gradient in gradients]), loss
+    def gradient(self, trainer: LocalTrainer, point: Tensor, batch: Batch) -> Gradients:
+        """Of one client at a model (P,), on the device."""
+        given = self.on_device(batch)
+        found = Gradient.forward(self.on_device(point), trainer, self.x.layout, tuple(given), *given.values())
+        return to_processor(found)
+
+    def in_place(self, leaves: list[Tensor], batch: Batch) -> Gradients:
+        """At the tensors of a model on the device, as they are arranged in steps in place."""
+        gradients, loss = self.own.gradients_of(self.x.layout.names, leaves, self.on_device(batch))
+        return to_processor((torch.cat([gradient.reshape(-1) for gradient in gradients]), loss))
+
+    def on_device(self, given: Any) -> Any:
+        """A tensor, or a batch, on the run's device."""
+        return pytree.tree_map(lambda leaf: leaf.to(self.device), given)
 
     def block(self, point: Tensor, pair: tuple[Batch, Batch]) -> tuple[Tensor, Tensor] | None:
         """(gradients (2, P), losses (2,)) of a block, None if torch's kernels cannot run a block either."""
-        columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
-        points = point.expand(2, -1)
+        columns = self.on_device({name: torch.stack([batch[name] for batch in pair]) for name in pair[0]})
+        points = self.on_device(point).expand(2, -1)
 
         def one(trainer: LocalTrainer) -> Callable[..., tuple[Tensor, Tensor]]:
             return vmap(lambda flat, batch: Gradient.apply(flat, trainer, self.x.layout, tuple(batch), *batch.values()))
 
         try:
-            return one(self.own)(points, columns)
+            return to_processor(one(self.own)(points, columns))
         except RAISED_BY_USERS as error:
             try:
                 one(self.torchs)(points, columns)
@@ -305,16 +303,10 @@ class Proof:
     def compare(self, where: str, point: Tensor, batch: Batch, by_own: Callable[[Tensor], list[Gradients]]) -> None:
         """Compare what the kernels give for a batch, `by_own` of a model (P,), with what torch's give. batch: without
         padding, although the kernels may have got it with some."""
-        if not any(self.agree_at(model, batch, by_own) for model in self.beside(point)):
-            self.compare_at(where, point, batch, by_own, spread=True)
-
-    def agree_at(self, point: Tensor, batch: Batch, by_own: Callable[[Tensor], list[Gradients]]) -> bool:
-        """Whether the kernels agree at a model, without the changes that perturbed weights cause."""
-        try:
-            self.compare_at("", point, batch, by_own, spread=False)
-        except Difference:
-            return False
-        return True
+        if any(not self.difference(where, model, batch, by_own) for model in self.beside(point)):
+            return
+        if told := self.difference(where, point, batch, by_own, spread=True):
+            raise Disagreement(told)
 
     def beside(self, point: Tensor) -> Iterator[Tensor]:
         """A model (P,), and models (P,) beside it, which have the same running statistics."""
@@ -327,52 +319,45 @@ class Proof:
                     factor.fill_(1)
             yield point * factors.flat
 
-    def compare_at(
-        self, where: str, point: Tensor, batch: Batch, by_own: Callable[[Tensor], list[Gradients]], spread: bool
-    ) -> None:
-        """`compare` at one model. Torch's kernels come first, since an error that they raise, too, is none of the
-        others. spread: whether the changes that perturbed weights cause are allowed."""
-        torchs = self.by_torch(lambda: loss_gradient(self.torchs, point, self.x.layout, batch))
+    def difference(
+        self,
+        where: str,
+        point: Tensor,
+        batch: Batch,
+        by_own: Callable[[Tensor], list[Gradients]],
+        spread: bool = False,
+    ) -> str:
+        """How the kernels differ at one model, "" if they do not. Torch's kernels come first, since an error that they
+        raise, too, is none of the others. spread: whether the changes that perturbed weights cause are allowed."""
+        torchs = self.by_torch(lambda: self.gradient(self.torchs, point, batch))
         found = by_own(point)
         if not bool(torchs[0].isfinite().all() and torchs[1].isfinite()):
             if any(bool(own[0].isfinite().all() and own[1].isfinite()) for own in found):
                 raise Disagreement(f"{where} they give numbers where torch's give none")
-            return
+            return ""
         expected = self.by_double(lambda: self.wide.plain(point.double(), batch))
-
-        def perturbed(factors: Tensor) -> tuple[Tensor, Tensor]:
-            return self.wide.plain(point.double() * factors, batch)
-
-        moved = Perturbed(perturbed, point)
+        changes = changes_beside(point, expected, lambda p: self.wide.plain(p, batch))
         for which, what in enumerate(("gradient", "loss")):
+            kinks = (lambda which=which: changes()[which]) if spread else None
             for own in found:
-                kinks = (lambda which=which: moved.of(which, expected[which])) if spread else None
-                self.close(f"the {what} {where}", expected[which], torchs[which], own[which], kinks)
+                if told := self.off(f"the {what} {where}", expected[which], torchs[which], own[which], kinks):
+                    return told
+        return ""
 
-    def close(
+    def off(
         self, what: str, expected: Tensor, torchs: Tensor, own: Tensor, kinks: Callable[[], Tensor] | None = None
-    ) -> None:
-        """Raise Difference unless a gradient (P,) of the kernels, tensor by tensor, or a loss () is close to torch's.
+    ) -> str:
+        """How a gradient (P,) of the kernels, or a loss (), differs by more than rounding allows, "" if it does not.
         expected: in float64. kinks: see `Rounding`."""
-        if not expected.ndim:
-            check_close(what, [expected], [own], Rounding([torchs], 1.0, kinks and (lambda: [kinks()])))
-            return
-
-        def parts(flat: Tensor) -> list[Tensor]:
-            return Tree(flat, self.x.layout).views()
-
-        # The error of a sum that cancels is as large as that of its terms, whose size the other tensors show.
-        least = 0.01 * largest_entry(expected)
-        tolerance = Rounding(parts(torchs), least, kinks and (lambda: parts(kinks())))
-        names = [f" of {name}" for name in self.x.layout.names]
-        check_close(what, parts(expected), parts(own), tolerance, names)
+        found = next(exceeding_parts(self.x.layout, expected, own, torchs, kinks), None)
+        return "" if found is None else sentence(f"{what}{' of ' if found[0] else ''}{found[0]}", found[1])
 
     def descent(self, point: Tensor, pair: tuple[Batch, Batch]) -> None:
         """Compare two steps of plain descent, which a chain does in one call: the gradients' sum and the result."""
         chain = self.own.chain
         if chain is None or any(pair[0][name].shape != pair[1][name].shape for name in pair[0]):
             return
-        first = self.by_torch(lambda: loss_gradient(self.torchs, point, self.x.layout, pair[0]))[0]
+        first = self.by_torch(lambda: self.gradient(self.torchs, point, pair[0]))[0]
         if not bool(first.isfinite().all()):
             return
         lr = 0.01 * float(point.abs().max().clamp(min=0.01) / first.abs().max().clamp(min=1e-6))
@@ -386,72 +371,76 @@ class Proof:
             return total + (begin - y) / lr
 
         expected = self.by_double(lambda: steps(self.wide.plain, point.double()))
-        torchs = self.by_torch(
-            lambda: steps(lambda y, batch: loss_gradient(self.torchs, y, self.x.layout, batch), point)
-        )
+        torchs = self.by_torch(lambda: steps(functools.partial(self.gradient, self.torchs), point))
         if not bool(torchs.isfinite().all()):
             return
-        columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
+        columns = self.on_device({name: torch.stack([batch[name] for batch in pair]) for name in pair[0]})
         where: list[RowInputs | None] = [None]
-        column = torch.cat([batch["input"] for batch in reversed(pair)])
+        column = self.on_device(torch.cat([batch["input"] for batch in reversed(pair)]))
         if chain.takes(column, point.dtype):  # steps then read the inputs where they lie
-            where.append(RowInputs(column, torch.arange(len(column)).view(2, -1).flip(0)))
-
-        def perturbed(factors: Tensor) -> tuple[Tensor]:
-            return (steps(self.wide.plain, point.double() * factors),)
-
-        moved = Perturbed(perturbed, point)
+            rows = torch.arange(len(column)).view(2, -1).flip(0)
+            where.append(RowInputs(column, self.on_device(rows)))
+        changes = changes_beside(point, [expected], lambda p: [steps(self.wide.plain, p)])
+        begin, constant = self.on_device(point), self.on_device(shift)
         for inputs in where:
-            total = torch.zeros_like(point)
+            total = torch.zeros_like(begin)
             y, _ = self.by_own(
-                lambda inputs=inputs, total=total: chain.descend(point, columns, lr, shift, total, inputs)
+                lambda inputs=inputs, total=total: chain.descend(begin, columns, lr, constant, total, inputs)
             )
-            own = total + (point - y) / lr
-            self.close("the outcome of two steps", expected, torchs, own, lambda: moved.of(0, expected))
+            own = to_processor([total + (begin - y) / lr])[0]
+            if told := self.off("the outcome of two steps", expected, torchs, own, lambda: changes()[0]):
+                raise Disagreement(told)
 
     # --- evaluations ----------------------------------------------------------------------------------------------
     def reports(self) -> None:
         """Compare what the workload reports of test rows. Columns of whole numbers, such as hits, are left out: they
         jump at ties, and follow from what the other columns show."""
-        if self.given.test is None:
+        if not self.given.test:
             return
         rows = np.arange(min(self.fewer, len(next(iter(self.given.test.values())))))
         batch = {name: rows_of(column, rows) for name, column in self.given.test.items()}
         workload = self.run_spec.workload
 
-        def report(point: Tensor, own: bool = False) -> dict[str, Tensor]:
-            with self.kernels.around_losses() if own else nullcontext(), evaluating():
-                frozen = (self.wide.trainer if point.dtype == torch.float64 else self.own).frozen
-                return workload.report({**dict(Tree(point, self.x.layout).items()), **frozen}, batch)
+        def report(trainer: LocalTrainer, point: Tensor, batch: Batch) -> dict[str, Tensor]:
+            with trainer.kernels.around_losses(), evaluating():
+                tensors = {**dict(Tree(point, self.x.layout).items()), **trainer.frozen}
+                return dict(to_processor(workload.report(tensors, batch)))
 
         for point in self.points():
+            here, given = self.on_device(point), self.on_device(batch)
             try:
-                torchs = report(point)
+                torchs = report(self.torchs, here, given)
             except RAISED_BY_USERS:
                 return  # the evaluation itself will say so
-            expected = self.by_double(lambda point=point: report(point.double()))
-            own = self.by_own(lambda point=point: report(point, own=True))
+            expected = self.by_double(lambda point=point: report(self.wide.trainer, point.double(), batch))
+            own = self.by_own(lambda here=here, given=given: report(self.own, here, given))
             for name, column in expected.items():
                 counts = not column.is_floating_point() or torch.equal(column, column.round())
                 if counts or not bool(torchs[name].isfinite().all()):
                     continue
-                check_close(f"{name} in an evaluation", [column], [own[name]], Rounding([torchs[name]], 1.0))
+                for found in exceeding([column], [own[name]], Rounding([torchs[name]], 1.0)):
+                    raise Disagreement(sentence(f"{name} in an evaluation", found))
 
     # --- Newton-Schulz --------------------------------------------------------------------------------------------
     def orthogonalised(self, batch: Batch) -> None:
         """Compare Newton-Schulz iterations of the matrices that the method orthogonalises, and of random ones."""
         rounds = {1, self.run_spec.experiment.federation.rounds} if self.run_spec.method_has_schedule else {1}
-        asked_for = AskedFor()
+        asked: dict[Any, tuple[Tensor, Tensor | None, tuple[Part, ...], How]] = {}
+
+        def note(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> None:
+            copy = None if y is None else y.detach().clone()
+            asked.setdefault((v.shape, y is None, parts, how), (v.detach().clone(), copy, parts, how))
+
         for round in rounds:
-            self.by_torch(lambda round=round: self.trial(round, batch, asked_for))
+            with orthogonalised_by(note):
+                self.by_torch(lambda round=round: self.trial(round, batch))
         draw = counted.generator(self.run_spec.experiment.seed, "proof of matrices")
-        for (shape, how), m in asked_for.matrices.items():
-            drawn = torch.randn(shape, generator=draw).to(m.dtype)
-            self.compare_parts(how, m, None, matrices_of(shape))
-            self.compare_parts(how, drawn, None, matrices_of(shape))
-            self.compare_length(how, drawn)
-        for (parts, how), (y, v) in asked_for.steps.items():
+        for v, y, parts, how in asked.values():
             self.compare_parts(how, v, y, parts)
+            if y is None:
+                drawn = torch.randn(v.shape, generator=draw).to(v.dtype)
+                self.compare_parts(how, drawn, None, parts)
+                self.compare_length(how, drawn)
 
     def compare_parts(self, how: How, v: Tensor, y: Tensor | None, parts: tuple[Part, ...]) -> None:
         """Compare what the parts of y become, see `orthogonal.Part`; without y, of zeros. Where bfloat16 is asked for,
@@ -465,8 +454,9 @@ class Proof:
                 continue
             names = [f" of {[part.rows, part.cols]}" for part in parts]
             cut = [slice(part.start, part.start + max(part.rows, 1) * part.cols) for part in parts]
-            plain, fast, other = ([found.flatten()[where] for where in cut] for found in (expected, own, torchs))
-            check_close("Newton-Schulz", plain, fast, Rounding(other), names)
+            plain, fast, other = ([each.flatten()[where] for where in cut] for each in (expected, own, torchs))
+            for found in exceeding(plain, fast, Rounding(other)):
+                raise Disagreement(sentence(f"Newton-Schulz{names[found.place]}", found))
 
     def compare_length(self, how: How, m: Tensor) -> None:
         """Compare the length of a random matrix's result along torch's in float64. In bfloat16 entries have errors of
@@ -479,16 +469,11 @@ class Proof:
         if not abs(share) <= BIAS:
             raise Disagreement(f"Newton-Schulz of {list(m.shape)} is too long by {share:.1e} of its length")
 
-    def trial(self, round: int, batch: Batch, asked_for: AskedFor) -> None:
-        """One step of a client with torch's kernels. `asked_for`: what other kernels are asked for."""
+    def trial(self, round: int, batch: Batch) -> None:
+        """One step of a client with torch's kernels."""
         method = self.run_spec.method(round)
-        trainer = self.trainer(method, Torch())
         public = method.unpack(method.broadcast(method.server_init(self.x)))
-        token = FASTER.set(asked_for)
-        try:
-            trainer.train_client(public, method.client_init(public), 1, OneBatch(batch))
-        finally:
-            FASTER.reset(token)
+        self.trainer(method, Torch()).train_client(public, method.client_init(public), 1, only_batch(batch))
 
     # --- who fails ------------------------------------------------------------------------------------------------
     def by_torch(self, f: Callable[[], Any]) -> Any:
@@ -512,20 +497,6 @@ class Proof:
             raise Disagreement(f"they raise {type_and_first_line(error)}, and torch's do not") from error
 
 
-class AskedFor:
-    """The matrices and the steps that kernels for Newton-Schulz iterations are asked for (`orthogonal.Faster`)."""
-
-    def __init__(self) -> None:
-        self.matrices: dict[tuple[torch.Size, How], Tensor] = {}
-        self.steps: dict[tuple[tuple[Part, ...], How], tuple[Tensor, Tensor]] = {}
-
-    def newton_schulz(self, m: Tensor, how: How) -> None:
-        self.matrices.setdefault((m.shape, how), m.detach().clone())
-
-    def step(self, y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How) -> None:
-        self.steps.setdefault((parts, how), (y.detach().clone(), v.detach().clone()))
-
-
 def by_parts(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> Tensor:
     """What the parts of y become, with torch's kernels, in the dtype of v."""
     found, flat = torch.zeros_like(v).flatten(), v.flatten()
@@ -534,42 +505,6 @@ def by_parts(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> 
         o = newton_schulz_plainly(flat[where].view(rows, cols), *how).flatten() if rows else flat[where]
         found[where] = share * o if y is None else keep * y[where].to(v.dtype) + share * o
     return found.view(v.shape)
-
-
-class OneBatch:
-    """A client's only batch, see `local_training.ClientBatches`."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-
-    def __call__(self, steps: slice, without: str | None = None) -> Batch:
-        return {name: column.unsqueeze(0) for name, column in self.batch.items() if name != without}
-
-    def rows_of(self, name: str, steps: slice) -> tuple[Tensor, Tensor]:
-        return self.batch[name], torch.arange(len(self.batch[name])).unsqueeze(0)
-
-    def examples(self, step: int) -> int | None:
-        """Not known: it follows from the weights."""
-
-    def beat(self) -> None:
-        """No worker watches this step."""
-
-
-class Perturbed:
-    """The reference at perturbed weights, computed once for loss and gradient."""
-
-    def __init__(self, at: Callable[[Tensor], tuple[Tensor, ...]], point: Tensor) -> None:
-        self.at, self.point = at, point
-        self.found: list[tuple[Tensor, ...]] = []
-
-    def of(self, which: int, expected: Tensor) -> Tensor:
-        """The largest change of each entry of the gradient (`which` = 0) or of the loss (1)."""
-        if not self.found:
-            draw = counted.generator(0, "shakes")
-            for _ in range(PERTURBATIONS):
-                xi = torch.rand(self.point.shape, generator=draw, dtype=torch.float64)
-                self.found.append(self.at(1 + PERTURBATION_SIZE * (2 * xi - 1)))
-        return torch.stack([(values[which] - expected).abs() for values in self.found]).amax(0)
 
 
 def rows_of(column: Any, rows: np.ndarray) -> Tensor:
@@ -600,20 +535,17 @@ def with_padding(pair: tuple[Batch, Batch]) -> tuple[Batch, Batch]:
     )
 
 
-def loss_gradient(trainer: LocalTrainer, point: Tensor, layout: Layout, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(gradient (P,), loss ()) of one client's batch."""
-    return Gradient.forward(point, trainer, layout, tuple(batch), *batch.values())
+def to_processor(tensors: Any) -> Any:
+    """The same tensors in the processor's memory."""
+    return pytree.tree_map(lambda leaf: leaf.cpu(), tensors)
 
 
-def check_close(
-    what: str, plain: Sequence[Tensor], fast: Sequence[Tensor], tolerance: Rounding, names: Sequence[str] = ("",)
-) -> None:
-    """Raise Difference unless tensors of the kernels agree with plain ones. names: of the tensors, behind `what`."""
-    if found := excess(plain, fast, tolerance):
-        raise Difference(
-            f"{what}{names[found.place]} is {found.off:.1e} off torch's, of entries up to "
-            f"{largest_entry(plain[found.place]):.1e}, where rounding allows {found.allowed:.1e}"
-        )
+def sentence(what: str, found: Excess) -> str:
+    """How a tensor of the kernels, `what`, differs from torch's."""
+    return (
+        f"{what} is {found.off:.1e} off torch's, of entries up to {found.size:.1e}, where rounding allows "
+        f"{found.allowed:.1e}"
+    )
 
 
 def check_sums(size: int) -> None:

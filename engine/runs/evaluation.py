@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..clients.evaluation import Models, TestSlice, evaluate_clients, evaluate_test_rows, evaluations
+from ..clients.evaluation import TestSlice, evaluate_clients, evaluate_test_rows, evaluations
 from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts.tasks import tree_shape
@@ -40,18 +40,19 @@ def _evaluate(
     data = Data.of(split.train, rows, split.client_index)
     client_index = split.client_index if clients else split.client_index._replace(held=None)
     p = {name: tensor.to(run_spec.device) for name, tensor in model.items()}
-    models, device = Models(run_spec.workload, [p]), run_spec.device
+    workload, device = run_spec.workload, run_spec.device
 
     def metrics(task: Any) -> TaskResult:
         if isinstance(task, TestSlice):
-            (found,) = evaluate_test_rows(models, data.test, task, device)
+            (found,) = evaluate_test_rows(workload, [p], data.test, task, device)
         else:
-            (found,) = evaluate_clients(models, data.train, data.client_index, task, settings.batch, device)
+            batch, index = settings.batch, data.client_index
+            (found,) = evaluate_clients(workload, [p], data.train, index, task, batch, device)
         return TaskResult(task.index, [], *found)
 
     record, test_rows = dict[str, float](), len(next(iter(rows.values())))
     with evaluating(), plugin_errors("workload", settings=experiment.workload):
-        for tasks, columns in evaluations(run_spec.workload, settings, test_rows, client_index):
+        for tasks, columns in evaluations(workload, settings, test_rows, client_index):
             record |= columns(reduce_in_order(tree_shape(tasks), map(metrics, tasks)))
     return record
 

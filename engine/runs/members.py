@@ -36,7 +36,7 @@ from ..clients.members import (
     train_together,
 )
 from ..errors import Interrupted, type_and_first_line
-from ..kernels.agreement import Rounding, agrees, excess
+from ..kernels.agreement import Rounding, agrees, exceeding
 from ..method_form.numbers import Path, differing
 from ..records.history import Event
 from ..reduction.tree import TaskResult
@@ -261,6 +261,6 @@ def compared(
         [torch.from_numpy(leaf) for result in results for leaf in result.leaves or []]
         for results in (alone, together, one_by_one)
     )
-    if found := excess(plain, fast, Rounding(other)):
+    if found := next(exceeding(plain, fast, Rounding(other)), None):
         return False, f"its sums differ by {found.off:.1e}, where rounding explains {found.allowed:.1e}"
     return agrees(plain, fast), ""

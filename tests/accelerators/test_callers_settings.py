@@ -18,7 +18,7 @@ from fedfleet.engine import run
 from fedfleet.engine.accelerators import settings
 from fedfleet.engine.accelerators.settings import applied
 from fedfleet.engine.api import new_run, rounds
-from fedfleet.engine.clients.modules import DrawRecorder, evaluating
+from fedfleet.engine.clients.modules import evaluating, noted_draws
 from fedfleet.engine.runs.expected_columns import columns
 from fedfleet.workloads import counted
 from fedfleet.workloads.drawing import initial
@@ -304,10 +304,9 @@ def test_modules_that_another_thread_calls_are_not_touched():
     with evaluating():
         in_another_thread(lambda: theirs(torch.ones(3)))
         assert theirs.training
-    recorder = DrawRecorder()
-    with recorder:
+    with noted_draws() as found:
         in_another_thread(lambda: theirs(torch.ones(3)))
-    assert recorder.found == ""
+    assert found == []
 
 
 def test_a_turn_lasts_until_it_is_left():

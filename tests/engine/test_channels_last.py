@@ -88,7 +88,7 @@ def asked(
 def proven(network: Callable[[], nn.Module], local: dict[str, int] | None = None) -> None:
     run_spec = RunSpec.of("run", asked(network, local=local))
     split = run_spec.split()
-    kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index, split.test), ChannelsLast())
+    kernel_proof.prove(run_spec, split, ChannelsLast())
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ def test_padding_that_is_passed_over_otherwise_is_found_out(monkeypatch: pytest.
     }
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
-    given = kernel_proof.ProofData(split.train, split.client_index)
+    given = split._replace(test={})
     kernel_proof.prove(run_spec, given, Native())
     right, calls = PackedTanh.backward, []
 
@@ -395,7 +395,7 @@ def test_padding_is_proven_wherever_the_run_can_have_it(monkeypatch: pytest.Monk
     }
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
-    given = kernel_proof.ProofData(split.train, split.client_index)
+    given = split._replace(test={})
     proving = kernel_proof.Proof(run_spec, given, FusedChain())
     assert proving.drawn.weight is None
     kernel_proof.prove(run_spec, given, FusedChain())
@@ -417,9 +417,7 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel
 
     run_spec = RunSpec.of("run", lenet(method=method, kernels=kernels))
     split = run_spec.split()
-    return run_spec, kernel_proof.Proof(
-        run_spec, kernel_proof.ProofData(split.train, split.client_index), run_spec.kernels
-    )
+    return run_spec, kernel_proof.Proof(run_spec, split._replace(test={}), run_spec.kernels)
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -443,7 +441,7 @@ def test_a_library_that_computes_something_else_is_found_out(part, reason):
 def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
     run_spec = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
     split = run_spec.split()
-    proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), Native())
+    proving = kernel_proof.Proof(run_spec, split._replace(test={}), Native())
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
 
@@ -482,7 +480,7 @@ def test_batches_of_large_models_are_proven_as_they_are_computed(
     }
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
-    given = kernel_proof.ProofData(split.train, split.client_index)
+    given = split._replace(test={})
     kernel_proof.prove(run_spec, given, FusedChain())
     right, sizes = Chain._call, []
 
@@ -512,7 +510,7 @@ def test_a_kink_is_no_error_of_kernels(everywhere: bool, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(kernel_proof.Proof, "alone", alone)
     run_spec, proving = lenet_proof("chain")
-    given = kernel_proof.ProofData(proving.given.train, proving.given.client_index)
+    given = proving.given
     if everywhere:
         with pytest.raises(kernel_proof.Disagreement, match=r"the gradient at the initial model .* off torch's"):
             kernel_proof.prove(run_spec, given, FusedChain())
@@ -530,7 +528,7 @@ def test_what_is_right_is_proven(method, kernels):
             "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
         )
         split = run_spec.split()
-        kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), run_spec.kernels)
+        kernel_proof.prove(run_spec, split._replace(test={}), run_spec.kernels)
 
 
 @pytest.mark.parametrize("method", ["fed_nsgda_m", "fedmuon_da", "fedmuon_bc", "fafed", "stem", "muloco"])
@@ -540,7 +538,7 @@ def test_methods_whose_server_sends_less_than_its_state_are_proven(method):
     asked = {**base.model_dump(mode="json"), "workload": made, "method": method}
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
-    kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), Native())
+    kernel_proof.prove(run_spec, split._replace(test={}), Native())
 
 
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
@@ -557,9 +555,9 @@ def test_a_dead_start_proves_nothing_by_itself():
     run_spec = RunSpec.of("run", experiment(workload, kernels="chain"))
     split = run_spec.split()
     right = RunSpec.of("run", experiment(made(init=dead), kernels="chain"))
-    kernel_proof.prove(right, kernel_proof.ProofData(split.train, split.client_index), FusedChain())
+    kernel_proof.prove(right, split._replace(test={}), FusedChain())
     with pytest.raises(kernel_proof.Disagreement):
-        kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), FusedChain())
+        kernel_proof.prove(run_spec, split._replace(test={}), FusedChain())
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -569,7 +567,7 @@ def test_convolutions_with_examples_in_lanes_are_found_out():
 
     run_spec = RunSpec.of("run", lenet(kernels="chain", batch=16))
     split = run_spec.split()
-    proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), FusedChain())
+    proving = kernel_proof.Proof(run_spec, split._replace(test={}), FusedChain())
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
 
@@ -586,7 +584,7 @@ def test_convolutions_by_fewer_products_are_found_out():
 
     run_spec = RunSpec.of("run", asked(wide))
     split = run_spec.split()
-    given = kernel_proof.ProofData(split.train, split.client_index)
+    given = split._replace(test={})
     proving = kernel_proof.Proof(run_spec, given, ChannelsLast())
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
@@ -598,7 +596,7 @@ def test_images_that_are_normalised_otherwise_are_found_out():
 
     run_spec = RunSpec.of("run", asked(normalised()))
     split = run_spec.split()
-    given = kernel_proof.ProofData(split.train, split.client_index)
+    given = split._replace(test={})
     proving = kernel_proof.Proof(run_spec, given, ChannelsLast())
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
