@@ -2,9 +2,8 @@
 
 worker             runs a task: the local training of some clients, a pass over messages, or a part of an evaluation
 local_training     the local steps of a block of clients, under vmap or for a client alone
-batches            how batches are drawn: the stream of mini-batches of each client
+batches            how batches are drawn and gathered: the stream of mini-batches of each client
 evaluation         metrics on the test set and over the clients' own rows
-modules            modules in training and in evaluation, and where their random numbers come from
-random_generators  the global generators of the process, which no run may move
+modules            modules in training and in evaluation, and the global generators, from which no run may draw
 members            clients of several runs in one block: runs of one process that differ in numbers, seeds or data
 """

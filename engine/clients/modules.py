@@ -7,6 +7,7 @@ cannot be vectorised over clients. A training run refuses them by name before it
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from ...workloads import counted
 from ...workloads.stateless import Keyed
 from ...workloads.workload import Batch, Params, Split, UnfitOutput, Workload
 from ..errors import ConfigError, first_line
-from .random_generators import generators, kept_generators, moved
+from ..kernels.agreement import equal
 
 ROWS = 2
 """The number of examples in the trial batch."""
@@ -165,3 +166,31 @@ def remedy(module: nn.Module) -> str:
     if getattr(module, "dropout", 0) and not isinstance(getattr(module, "dropout", 0), nn.Module):
         return f"set its dropout to 0 and use {KEYED} beside it"
     return f"use {KEYED} or {OWN} in its place"
+
+
+# --- the global generators of the process -----------------------------------------------------------------------------
+def generators() -> dict[str, Any]:
+    """The states of the global generators of torch, NumPy and Python, by their names in error messages."""
+    return {
+        "torch's global generator": torch.get_rng_state(),
+        "NumPy's global generator": np.random.get_state(),
+        "Python's module random": random.getstate(),
+    }
+
+
+def moved(before: dict[str, Any]) -> str:
+    """The name of a generator whose state differs from that in `before` (as `generators` returned it), or ""."""
+    now = generators()
+    return next((name for name, state in before.items() if not equal(state, now[name])), "")
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """A context at whose end the global generators have the states again that they had at its beginning."""
+    torch_state, numpy_state, python_state = generators().values()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

@@ -3,7 +3,7 @@
 Under vmap, the convolution of clients with weights of their own becomes one convolution with a group for each client.
 Libraries for GPUs are slow at that for some shapes and fast for others. As a product, the inputs are unfolded to
 columns (I k l, B L), which every client multiplies with its weights (O, I k l): more memory, and a kernel that is
-always well tuned. Which is quicker is measured for each convolution of a network (`planning/convolutions.py`).
+always well tuned. Which is quicker is measured for each convolution of a network (`planning/autotune.py`).
 
 A plan that uses products names them in its kernels, as in "graph+products:0,2": the first and the third convolution in
 the order in which a loss calls them.

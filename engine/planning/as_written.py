@@ -34,7 +34,7 @@ from ...workloads.client_index import ClientIndex
 from ...workloads.stateless import NETWORK, Stateless
 from ...workloads.workload import Batch, Params, Split, Workload
 from ..clients.local_training import Gradient, LocalTrainer
-from ..clients.random_generators import kept_generators
+from ..clients.modules import kept_generators
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import ROUNDINGS, Excess, Rounding, agrees, exceeding, largest_entry
 from ..run_spec import RunSpec

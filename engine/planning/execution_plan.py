@@ -32,7 +32,7 @@ from ..storage.lock import Lock
 from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_json
 from .as_written import block_difference, trying
-from .convolutions import plan_with_products
+from .autotune import plan_with_products
 from .kernel_proof import Disagreement, kernel_identity, prove
 
 WORTH = 20_000

@@ -10,7 +10,7 @@ from fedfleet.engine.accelerators import memory, settings
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.kernels import recorded_step
 from fedfleet.engine.memory import release_freed_memory
-from fedfleet.engine.planning.convolutions import wait
+from fedfleet.engine.planning.autotune import wait
 from fedfleet.engine.planning.execution_plan import gpu
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import check_device

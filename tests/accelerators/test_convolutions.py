@@ -14,8 +14,8 @@ from fedfleet.engine.api import run
 from fedfleet.engine.kernels import block_convolutions
 from fedfleet.engine.kernels.block_convolutions import Arguments, as_product, convolutions_by, with_products
 from fedfleet.engine.kernels.torchs import Graph, Torch
-from fedfleet.engine.planning import convolutions
-from fedfleet.engine.planning.convolutions import is_the_same, plan_with_products
+from fedfleet.engine.planning import autotune
+from fedfleet.engine.planning.autotune import is_the_same, plan_with_products
 from fedfleet.engine.planning.execution_plan import parse_plan
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads.workload import Model
@@ -84,25 +84,25 @@ def test_layers_are_chosen_one_by_one(monkeypatch):
     def seconds(form: Any, given: Arguments) -> float:
         return 1.0 if (form is as_product) == (given.input.shape[2] == 4) else 2.0
 
-    monkeypatch.setattr(convolutions, "seconds", seconds)
+    monkeypatch.setattr(autotune, "seconds_of", seconds)
     made = few("scaffold", WORKLOAD, engine={"dtype": "float32"})
     run_spec = RunSpec.of("run", made)
     assert plan_with_products(run_spec, run_spec.split(), ExecutionPlan(3, "graph")) == (3, "graph+products:1")
-    monkeypatch.setattr(convolutions, "seconds", lambda form, given: 1.0)
+    monkeypatch.setattr(autotune, "seconds_of", lambda form, given: 1.0)
     assert plan_with_products(run_spec, run_spec.split(), ExecutionPlan(3, "graph")) is None
 
 
 def test_times_are_measured():
     run_spec = RunSpec.of("run", few("scaffold", WORKLOAD))
-    for given in convolutions.convolutions(run_spec, run_spec.split(), ExecutionPlan(3, "torch")):
+    for given in autotune.convolutions(run_spec, run_spec.split(), ExecutionPlan(3, "torch")):
         assert given.input.shape[:2] == (2, 4)  # two blocks of the cohort of four
-        assert convolutions.seconds(as_product, given) > 0
+        assert autotune.seconds_of(as_product, given) > 0
         assert is_the_same(given)
 
 
 def test_a_product_that_computes_something_else_is_not_used(monkeypatch):
-    monkeypatch.setattr(convolutions, "as_product", lambda given: as_product(given) * 1.001)
-    monkeypatch.setattr(convolutions, "is_quicker", lambda given: True)
+    monkeypatch.setattr(autotune, "as_product", lambda given: as_product(given) * 1.001)
+    monkeypatch.setattr(autotune, "is_quicker", lambda given: True)
     run_spec = RunSpec.of("run", few("scaffold", WORKLOAD))
     assert plan_with_products(run_spec, run_spec.split(), ExecutionPlan(3, "torch")) is None
 
