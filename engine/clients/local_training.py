@@ -359,8 +359,9 @@ class LocalTrainer:
         assert self.recorder is not None
         inputs = (*given, batches(0), number(0, self.device))
         recording = self.recorder.recording(self._recorded, inputs, local)
-        if recording is None or not recording.can_be_used():
-            return self._proving_steps(given, local, longest, batches, self.recorder.to_prove(recording))
+        proves = recording is not None and self.recorder.is_to_be_proven(recording)
+        if recording is None or proves or not recording.can_be_used():
+            return self._proving_steps(given, local, longest, batches, recording if proves else None)
         copy_into(recording.inputs, inputs)
         copy_into(recording.local, local)
         for k in range(longest):
@@ -380,7 +381,8 @@ class LocalTrainer:
             inputs = (*given, batches(k), number(k, self.device))
             after = self._recorded(inputs, local)
             if recording is not None and not recording.gives(inputs, local, after):
-                self.recorder.refuse("a replay gave other bits than the step")
+                before = ", and so perhaps did some before" if recording.can_be_used() else ""
+                self.recorder.refuse(f"a replay gave other bits than the step{before}")
                 recording = None
             local = after
         if recording is not None:

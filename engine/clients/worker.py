@@ -206,6 +206,8 @@ class Worker:
         ]
         if trainer.recorder is not None and trainer.recorder.refused:
             notes.append(f"local steps run one by one, they cannot be replayed ({trainer.recorder.refused})")
+        if trainer.tapes is not None and trainer.tapes.doubt:
+            notes.append(trainer.tapes.doubt)
         return tuple(notes)
 
     def _client_index(self, task: TrainingTask) -> ClientIndex:

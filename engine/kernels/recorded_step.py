@@ -9,8 +9,9 @@ What is recorded must be what would have run. On a device, the bits of a sum may
 memory, on the memory that a library has for its work, and on whatever the step took from anywhere else than its inputs,
 and some of it shows in later rounds only: a momentum is zero in round 1. So no replay is used before recordings for the
 same shapes have been proven in `PROVEN_ROUNDS` rounds. In each of them, all steps of a block run both ways, from the
-same inputs, and their results are compared to the bit; meanwhile the run goes on with the steps themselves. Where they
-differ, or where the step cannot be recorded, all steps run without recordings. So recordings never change a bit.
+same inputs, and their results are compared to the bit; meanwhile the run goes on with the steps themselves. One more
+block does so in the rounds that are 4, 8, 16 … rounds after the first one. Where the results differ, or where the step
+cannot be recorded, all steps run without recordings.
 """
 
 from __future__ import annotations
@@ -138,12 +139,12 @@ class StepRecorder:
         self.proofs.refused = why
         self.kept.clear()
 
-    def to_prove(self, recording: Recording | None) -> Recording | None:
-        """The recording if the steps of the block that runs are to be compared with it: if it is new, or has not been
-        proven in this round and in too few others."""
-        if recording is None or recording.can_be_used() or (recording.proven and self.round in recording.rounds):
-            return None
-        return recording
+    def is_to_be_proven(self, recording: Recording) -> bool:
+        """Whether the steps of the block that runs are to be compared with a recording: if it is new, has been proven
+        in too few rounds, or if it is time for another proof."""
+        if recording.proven and self.round in recording.rounds:
+            return False
+        return not recording.can_be_used() or (self.round - min(recording.rounds)).bit_count() == 1
 
     def proved(self, recording: Recording) -> None:
         """Note that all steps of a block agreed with a recording."""

@@ -8,9 +8,9 @@ because the functions of a method and of a workload take no branch on a value.
 What is recorded must be what would have run. A function that reads the numbers of a tensor, which is what a branch on
 a value needs, is not recorded. Nor is one with an operation whose result has a shape that depends on numbers, such as
 `nonzero`: sizes that the function took from it would be those of the recording. The first calls with each recording are
-made both ways, and so is the first one in each of the next rounds; if the bits differ, nothing is replayed any more.
-Other inputs than those of the recording, and another round, show whatever the function took from anywhere else than its
-arguments.
+made both ways, and so is the first one in the rounds that are 1, 2, 4, 8 … rounds later; if the bits differ, nothing is
+replayed any more. Other inputs than those of the recording, and another round, show whatever the function took from
+anywhere else than its arguments.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ MOST = 256
 """The largest number of recordings that are kept."""
 TRIES = 64
 """After so many recordings, each must have been replayed once on average; otherwise no further ones are made."""
-PROOFS, MORE_ROUNDS = 2, 2
-"""The number of calls with a recording that are made both ways, and the number of rounds after that in each of which
-one more is."""
+PROOFS = 2
+"""The number of calls with a recording that are made both ways, before one more in some of the later rounds."""
 READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
 """Methods that give away the numbers of a tensor and are no operations. (The others, such as `item`, are.)"""
 
@@ -186,14 +185,14 @@ SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.a
 
 
 @dataclass
-class Recording:
+class Program:
     """A recorded function for arguments of some shapes. form: what it gave beside its tensors. proofs: how many calls
-    are still to be made both ways; more_rounds: in how many rounds after this one there is to be another."""
+    are still to be made both ways. rounds: how many have begun since it was recorded."""
 
     replay: Replay
     form: Any
     proofs: int = PROOFS
-    more_rounds: int = MORE_ROUNDS
+    rounds: int = 0
 
 
 def shapes_of(leaves: Sequence[Tensor]) -> Hashable:
@@ -207,11 +206,12 @@ class Tapes:
     def __init__(self, most_bytes: float = math.inf) -> None:
         """most_bytes: what works on more memory is not recorded."""
         self.most_bytes = most_bytes
-        self.kept: OrderedDict[Hashable, Recording] = OrderedDict()
+        self.kept: OrderedDict[Hashable, Program] = OrderedDict()
         self.recorded: int = 0
         self.replayed: int = 0
         self.round: int = 0
         self.refused: str = ""  # why nothing is recorded any more
+        self.doubt: str = ""  # why earlier replays may have been wrong
 
     def begin_round(self, round: int) -> None:
         """The calls that follow are of this round."""
@@ -219,8 +219,8 @@ class Tapes:
             return
         self.round = round
         for known in self.kept.values():
-            if known.more_rounds:
-                known.more_rounds, known.proofs = known.more_rounds - 1, known.proofs + 1
+            known.rounds += 1
+            known.proofs += known.rounds.bit_count() == 1  # 1, 2, 4, 8 …
 
     def call(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
         """The result of a function. given: its arguments, trees of tensors. name: of the function, which must do the
@@ -249,7 +249,7 @@ class Tapes:
         return known.replay(*leaves), known.form
 
     def _prove(
-        self, known: Recording, function: Callable[..., tuple[Sequence[Tensor], Any]], leaves: Sequence[Tensor]
+        self, known: Program, function: Callable[..., tuple[Sequence[Tensor], Any]], leaves: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], Any]:
         """Call the function, and compare what it gives with what its recording gives."""
         known.proofs -= 1
@@ -261,6 +261,11 @@ class Tapes:
         else:
             if form != known.form or not agrees(result, found):
                 self._refuse("a replay gave other bits")
+                if known.rounds > 2:  # there have been rounds without a proof
+                    self.doubt = (
+                        f"a recorded gradient has other bits in round {self.round}, and perhaps in some rounds before: "
+                        "the losses read something besides their arguments; from here on none is replayed"
+                    )
         return result, form
 
     def _record(
@@ -275,7 +280,7 @@ class Tapes:
         try:
             with Replacements(NO_READS), Tape(given, self.most_bytes) as tape:
                 result, form = function(*given)
-            self.kept[key] = Recording(tape.replay(result), form)
+            self.kept[key] = Program(tape.replay(result), form)
         except NotRecordable as error:
             self._refuse(str(error))
             return function(*given)

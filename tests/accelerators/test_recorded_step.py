@@ -152,6 +152,19 @@ def test_what_differs_in_a_later_round_changes_no_bit(after, recorders, replays,
     assert replays() == []
 
 
+def test_what_differs_long_after_the_proofs_is_found_and_told(recorders, replays, monkeypatch):
+    """A block is compared again 4 rounds after the first one, and 8, 16 … rounds after it."""
+    monkeypatch.setattr(Outside, "factor", 1.0)
+    watch = Watch(r4=lambda: monkeypatch.setattr(Outside, "factor", 1.0 + 2.0**-20))
+    asked = graphs("fedavg", Outside(), plan={"cohort": 6, "rounds": 6})
+    run(asked, observers=[watch])
+    assert [text for text in watch.told if "replayed" in text] == [
+        "round 5: local steps run one by one, they cannot be replayed "
+        "(a replay gave other bits than the step, and so perhaps did some before)"
+    ]
+    assert replays() == [4]
+
+
 def test_replays_take_the_place_of_steps_once_they_are_proven(recorders, replays):
     run(graphs("fedavg", plan={"cohort": 6}))
     assert replays() == [ROUNDS]
