@@ -1,71 +1,243 @@
-"""Measures what each kind of kernels earns: clients per second with it and without it.
+"""Measures what each kind of kernels, and each part of one, earns: a client's processor time without it and with it.
 
-    python benchmarks/kernel_rent.py [w1 w2 … w8] [--methods fedavg fedmuon_bc] [--passes 3]
+    OMP_NUM_THREADS=1 python benchmarks/kernel_rent.py [--only WORDS] [--passes 9]
 
-The works are those of `fedfleet bench`. Every kind that a run can have, and that is proven on its data, is measured as
-an execution plan is, in each of its blocks. A figure is the most clients per second of one worker, over blocks and over
-passes in which the kinds take turns. The rent of a kind is the figure of the fastest one of all, divided by that of the
-fastest one of the others: 1 for a kind that is not the fastest.
+Times are of the processor, of this process alone, so that they tolerate other work on the machine; the two sides of a
+comparison take turns, and what is printed is the median of their ratios. Works are those of `fedfleet bench`, texts
+with padding, and clients of two rows.
+
+A kind is compared with the fastest of the other kinds that the run can have, each in its best blocks. A part is
+compared with the same kernels without it: functions of the engine are replaced for that. What only a GPU has (graph,
+products, Newton-Schulz in bfloat16) is not measured here, see `benchmarks/gpu.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
 
+import torch
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from fedfleet.engine.clients import batches, local_training
+from fedfleet.engine.clients.local_training import ClientSteps
+from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.cohorts.tasks import Broadcast
 from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.kernels import channels_last, operators
+from fedfleet.engine.kernels.fused_chain import Chain
 from fedfleet.engine.planning import autotune
 from fedfleet.engine.planning.execution_plan import all_kernels, candidates, disproof, why_not
-from fedfleet.engine.run_spec import RunSpec
+from fedfleet.engine.reduction import accumulator
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
+from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.tune.bench import works
 from fedfleet.tune.bench.measure import METHODS
 
+Off = Callable[[], AbstractContextManager[Any]]
+"""Makes a context in which a part of the kernels is not used."""
 
-def run_of(work: str, method: str) -> RunSpec:
+TEXTS = {"name": "sst2", "stand_in": 800, "model": {"name": "rnn", "hidden": 256}, "length": 60}
+FEDERATIONS: dict[str, dict[str, Any]] = {
+    **works.FEDERATIONS,
+    "texts": {"clients": 10, "cohort": 10, "local": {"steps": 2, "batch": 32}},
+    "many_mlp": {"clients": 1000, "cohort": 1000, "local": {"epochs": 1, "batch": 2}},
+}
+WORKLOADS: dict[str, Any] = {"texts": TEXTS, "many_mlp": {"name": "many_mlp", "clients": 1000}}
+KINDS = ("w1", "w2", "w3", "w4", "w5", "w6", "texts", "many_mlp")
+"""The works on which whole kinds are compared."""
+
+
+def without(functions: dict[Any, Any], *names: Any) -> Off:
+    """Some functions of torch are not replaced."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with patch.dict(functions):
+            for name in names:
+                del functions[name]
+            yield
+
+    return context
+
+
+def replaced(owner: Any, name: str, other: Any) -> Off:
+    return lambda: patch.object(owner, name, other)
+
+
+def add_plainly(total: Any, parts: Any, more: bool, compiled: bool) -> None:
+    operators.add_up(total, parts, more, compiled=False)
+
+
+NOT_PASSED_OVER = ContextVar("not passed over", default=False)
+PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
+    (
+        *("all steps of plain descent in one call", "chain", (("w1", "fedavg"), ("w2", "fedavg"))),
+        replaced(ClientSteps, "_descend_by_chain", lambda *given: None),
+    ),
+    (
+        *("rows are read where they lie", "chain", (("w1", "fedavg"), ("w2", "fedavg"), ("many_mlp", "fedavg"))),
+        replaced(Chain, "takes", lambda *given: False),
+    ),
+    (
+        *("convolutions", "native", (("w1", "fedavg"), ("w3", "fedavg"))),
+        without(operators.REPLACEMENTS, torch.conv2d),
+    ),
+    (
+        *(
+            "products of linear layers in blocks",
+            "native",
+            (("w1", "fedavg"), ("w2", "fedavg"), ("many_mlp", "fedavg")),
+        ),
+        without(operators.REPLACEMENTS, F.linear),
+    ),
+    (
+        *("max pooling", "native", (("w1", "fedavg"), ("w3", "fedavg"))),
+        without(operators.REPLACEMENTS, F.max_pool2d, torch.max_pool2d),
+    ),
+    (
+        *("padded places of texts", "native", (("texts", "fedavg"),)),
+        replaced(operators, "PASS_OVER", NOT_PASSED_OVER),
+    ),
+    (
+        *("Newton-Schulz", "chain", (("w1", "fedmuon_bc"), ("w1", "fedmuon_bc_bfloat16"), ("w2", "fedmuon_bc"))),
+        replaced(operators, "iterated", lambda *given: None),
+    ),
+    (
+        *("draws of batches", "chain", (("w1", "fedavg"), ("w2", "fedavg"), ("many_mlp", "fedavg"))),
+        replaced(batches, "_draw_native", batches._draw),
+    ),
+    (
+        *("sums of messages", "chain", (("w2", "fedavg"), ("w3", "fedavg"))),
+        replaced(accumulator, "add_up", add_plainly),
+    ),
+    (
+        *("normalisation, ReLU and pooling in one pass", "channels_last", (("w4", "fedavg"),)),
+        without(channels_last.REPLACEMENTS, torch.batch_norm, F.batch_norm),
+    ),
+    (
+        *("minimal filtering", "channels_last", (("w4", "fedavg"), ("w6", "fedavg"))),
+        replaced(channels_last, "pays", lambda *given: False),
+    ),
+    (
+        *("gradients of weights as products", "channels_last", (("w4", "fedavg"), ("w6", "fedavg"))),
+        replaced(channels_last, "UNFOLDED", 1 << 60),
+    ),
+    (
+        *("gradients are replayed", "torch", (("w1", "fedavg"), ("w2", "fedavg"), ("many_mlp", "fedavg"))),
+        replaced(local_training, "RECORDED_BYTES", 0),
+    ),
+    (
+        *("plain descent in place", "torch", (("w1", "fedavg"), ("w2", "fedavg"), ("w3", "fedavg"))),
+        replaced(ClientSteps, "descend", lambda *given: None),
+    ),
+)
+"""(part, kernels that have it, works and methods on which it is measured, how it is left out)."""
+
+
+def run_of(work: str, method: str, kernels: str = "auto") -> RunSpec:
     made = experiment(
         {
-            "plugins": [works.__name__],
-            "workload": work,
+            "plugins": [works.__name__, str(Path(__file__).with_name("works.py"))],
+            "workload": WORKLOADS.get(work, work),
             "method": METHODS.get(method, method),
-            "federation": {**works.FEDERATIONS[work], "rounds": 1},
-            "engine": {"backend": "local", "workers": 1},
+            "federation": {**FEDERATIONS[work], "rounds": 1},
+            "engine": {"backend": "local", "workers": 1, "kernels": kernels},
             "tracking": {"uri": "none"},
         }
     )
     return RunSpec.of("rent", made)
 
 
-def figures(run_spec: RunSpec, passes: int) -> dict[str, float]:
-    """Clients per second by the name of kernels, torch's first."""
-    split, engine = run_spec.split(), run_spec.experiment.engine
+def best_plan(work: str, method: str, kernels: str) -> ExecutionPlan | None:
+    """The blocks in which the kernels are fastest, None if they cannot run."""
+    run_spec = run_of(work, method, kernels)
+    split = run_spec.split()
+    return min(
+        (found := autotune.measure(run_spec, split, candidates(run_spec, split))), key=found.__getitem__, default=None
+    )
+
+
+def clients(work: str, method: str, plan: ExecutionPlan, off: Off) -> Callable[[], float]:
+    """What trains some clients, and returns the seconds of the processor that one has taken."""
+    run_spec = run_of(work, method, plan.kernels)
+    split = run_spec.split()
+    data = Data.of(split.train, split.test, split.client_index)
+    trial = autotune.short_run(run_spec, data, plan)
+    algorithm = trial.method()
+    public = algorithm.broadcast(algorithm.server_init(trial.initial_model()))
+    shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(public)])
+    task = autotune.first_clients(trial, data, plan.block)
+    with off():
+        worker = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
+
+    def once() -> float:
+        with off():
+            began = time.process_time()
+            worker.train(task, shared)
+            return (time.process_time() - began) / len(task.clients)
+
+    once()
+    return once
+
+
+def compared(sides: list[Callable[[], float]], passes: int) -> list[list[float]]:
+    """For each pass, the seconds of each side. Sides that are short are repeated."""
+    least = min(side() for side in sides)
+    times = max(1, int(0.1 / least / 4))
+    return [[median(side() for _ in range(times)) for side in sides] for _ in range(passes)]
+
+
+def rent_of_kinds(work: str, method: str, passes: int) -> Iterator[str]:
+    run_spec = run_of(work, method)
+    split = run_spec.split()
     kinds = [
         str(kernels)
         for kernels in all_kernels(run_spec)
         if kernels.is_promising(run_spec) and not why_not(run_spec, kernels)
         if disproof(run_spec, split, kernels) is None
     ]
-    found = dict.fromkeys(kinds, 0.0)
-    for _ in range(passes):
-        for name in kinds:
-            asked = run_spec.with_engine(engine.model_copy(update={"kernels": name}))
-            seconds = autotune.measure(asked, split, candidates(asked, split))
-            found[name] = max([found[name], *(1 / each for each in seconds.values())])
-    return found
+    plans = [plan for kind in kinds if (plan := best_plan(work, method, kind))]
+    if len(plans) < 2:
+        return
+    found = compared([clients(work, method, plan, nullcontext) for plan in plans], passes)
+    for place, plan in enumerate(plans):
+        own = median(each[place] for each in found)
+        rent = median(min(each[:place] + each[place + 1 :]) / each[place] for each in found)
+        yield f"| {plan.kernels} | {work} {method}, blocks of {plan.block} | {1e3 * own:.2f} | {rent:.2f} |"
+
+
+def rent_of_part(part: str, kernels: str, work: str, method: str, off: Off, passes: int) -> Iterator[str]:
+    plan = best_plan(work, method, kernels)
+    if plan is None:
+        return
+    found = compared([clients(work, method, plan, nullcontext), clients(work, method, plan, off)], passes)
+    own, rent = median(each[0] for each in found), median(other / with_it for with_it, other in found)
+    yield f"| {kernels}: {part} | {work} {method}, blocks of {plan.block} | {1e3 * own:.2f} | {rent:.2f} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("works", nargs="*", default=list(works.FEDERATIONS))
-    parser.add_argument("--methods", nargs="+", default=["fedavg"])
-    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--only", default="", help="only rows whose names have these words, as in 'native: conv'")
+    parser.add_argument("--passes", type=int, default=9)
     asked = parser.parse_args()
-    print("| work | method | kernels | clients/s | rent |\n| --- | --- | --- | ---: | ---: |")
-    for work in asked.works:
-        for method in asked.methods:
-            found = figures(run_of(work, method), asked.passes)
-            for name, figure in found.items():
-                others = max((other for each, other in found.items() if each != name), default=figure)
-                rent = max(figure / others, 1.0)
-                print(f"| {work} | {method} | {name} | {figure:.1f} | {rent:.2f} |", flush=True)
+    print("| kernels | work | ms of the processor | without them |\n| --- | --- | ---: | ---: |")
+    with patch("time.perf_counter", time.process_time):
+        for work in KINDS:
+            if asked.only in f"kinds {work}":
+                print(*rent_of_kinds(work, "fedavg", asked.passes), sep="\n", flush=True)
+        for part, kernels, where, off in PARTS:
+            for work, method in where:
+                if asked.only in f"{kernels}: {part} {work}":
+                    print(*rent_of_part(part, kernels, work, method, off, asked.passes), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

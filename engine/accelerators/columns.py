@@ -13,20 +13,12 @@ With the first two ways, batches are gathered on the device, and the processor d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .transfer import to_device
-
-
-class Placed(NamedTuple):
-    """The columns from which the batches of a task are gathered, and the places (c, K, B) of their rows in them."""
-
-    columns: Mapping[str, Tensor]
-    rows: Tensor
 
 
 class DeviceColumns:
@@ -39,17 +31,18 @@ class DeviceColumns:
         if self.resident is None and fits(byte_count(columns), budget):
             self.resident = {name: column.to(device) for name, column in columns.items()}  # once: it may be waited for
 
-    def place(self, rows: Tensor) -> Placed:
-        """Where the rows (c, K, B) of a task's batches are gathered from."""
+    def place(self, rows: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
+        """(the columns from which the batches of a task are gathered, the places (c, K, B) of their rows in them).
+        rows: (c, K, B), of all rows of the training set."""
         if self.resident is not None:
-            return Placed(self.resident, to_device(rows, self.device))
+            return self.resident, to_device(rows, self.device)
         wanted, places = np.unique(rows.numpy(), return_inverse=True)
         bytes_of_row = byte_count(self.columns) // max(1, len(next(iter(self.columns.values()))))
         if not fits(bytes_of_row * len(wanted), self.budget):
-            return Placed(self.columns, rows)
+            return self.columns, rows
         chosen = torch.from_numpy(wanted)
         chunk = {name: to_device(column.index_select(0, chosen), self.device) for name, column in self.columns.items()}
-        return Placed(chunk, to_device(torch.from_numpy(places.reshape(rows.shape)), self.device))
+        return chunk, to_device(torch.from_numpy(places.reshape(rows.shape)), self.device)
 
 
 def fits(size: int, budget: int | None) -> bool:

@@ -36,7 +36,7 @@ def test_a_run_is_the_same(way, monkeypatch):
 
     def noted(self, rows):
         found = place(self, rows)
-        placed.append(len(found.columns["label"]))
+        placed.append(len(found[0]["label"]))
         assert self.resident is None
         return found
 
