@@ -33,7 +33,7 @@ from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.schema import Local
 from ..kernels.recorded_step import Proofs
 from ..method_form.state_spec import StateSpec
-from ..reduction.accumulator import Accumulator, empty
+from ..reduction.accumulator import Accumulator
 from ..reduction.tree import TaskResult
 from ..run_spec import RunSpec
 from ..state.row_files import RowFiles, StateLayout
@@ -161,7 +161,7 @@ class Worker:
         batches = TaskBatches.of(self.draw(task), self.columns, self.x.flat.dtype, self.gather)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
-        accumulator = Accumulator(added_up, task.cuts, task.targets, self.kernels.compiled, self.memory, self.device)
+        accumulator = Accumulator(added_up, task.cuts, task.targets, self.kernels.compiled, self.device)
         accumulator.times["data"] = stream_seconds
         return TaskUnderWay(task, trainer, public, batches, accumulator, started)
 
@@ -365,10 +365,6 @@ class Worker:
         return batch
 
     # --- method and broadcast -------------------------------------------------------------------------------------
-    def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Memory for the sums of a task, float64 with arbitrary content."""
-        return empty(shapes)
-
     def _trainer_for(self, round: int, warm_start: bool) -> LocalTrainer:
         """The trainer with the method's settings of a round. A new one is made only if schedules change them."""
         # A pass before round 1 has the settings of round 1: schedules begin there.

@@ -418,7 +418,7 @@ def block_difference(run_spec: RunSpec, split: Split) -> str:
     torch.set_num_threads(run_spec.experiment.engine.threads)
     try:
         with torch.no_grad(), kept_generators():
-            for padded in (False, True)[: 1 + ragged]:
+            for padded in (False, True) if ragged else (False,):
                 if reason := _block_difference(run_spec, *block_batches(run_spec, split, padded), padded):
                     return reason
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,14 +17,11 @@ from ..kernels.operators import AT_ONCE, add_up
 from ..method_form.state_spec import StateSpec
 from .tree import TreeNode, TreeReducer, TreeShape
 
-Allocator = Callable[[Sequence[tuple[int, ...]]], list[Tensor]]
-"""shapes -> float64 tensors with arbitrary content."""
-
-
 CPU = torch.device("cpu")
 
 
 def empty(shapes: Sequence[tuple[int, ...]], device: torch.device = CPU) -> list[Tensor]:
+    """Memory for sums, float64 with arbitrary content."""
     return [torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes]
 
 
@@ -66,14 +63,12 @@ class Accumulator:
         cuts: Sequence[int],
         updates: np.ndarray | None = None,
         compiled: bool = False,
-        allocate: Allocator = empty,
         device: torch.device = CPU,
     ) -> None:
         """cuts: the ends of the blocks. updates: (c,) the number of the update that uses each client's message,
         negative where none does; None where one update uses all of them. compiled: whether the compiled library adds.
-        allocate: provides memory of the processor. There, it holds the sums at the end, unless they are the sums of
-        blocks that ran at once. device: of the messages."""
-        self.updates, self.compiled, self.device, self.allocate = updates, compiled, device, allocate
+        device: of the messages."""
+        self.updates, self.compiled, self.device = updates, compiled, device
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
         self.weighted = state_spec.weighted  # for each leaf: whether it is averaged with the clients' weights
         self.block_count, self.block, self.place = len(cuts), 0, 0  # the current block, the next client
@@ -83,9 +78,9 @@ class Accumulator:
         self.apart: dict[tuple[int, int], list[Tensor]] = {}  # target -> its sum, or memory for it
         self.spare: list[list[Tensor]] = []  # memory, also that of sums that were added to others
         if device == CPU and updates is None:
-            self.spare = [allocate(self.shapes)]
+            self.spare = [empty(self.shapes)]
         elif device == CPU:
-            memory, count = allocate(self.shapes * len(self.targets)), len(self.shapes)
+            memory, count = empty(self.shapes * len(self.targets)), len(self.shapes)
             self.apart = {each: memory[i * count : (i + 1) * count] for i, each in enumerate(self.targets)}
         self.joined = TreeReducer(TreeShape([len(cuts)]), partial(add_leaves_in_place, self.spare))
         self.lone: list[list[Tensor]] = []  # messages of the last blocks with one client each, not added yet
@@ -219,10 +214,7 @@ class Accumulator:
         if self.device == CPU:
             return sums, stacked(loss), stacked(norm2)
         *found, losses, norms2 = to_host([*sums, torch.hstack(loss), torch.hstack(norm2)])
-        kept = self.allocate([tuple(leaf.shape) for leaf in found]) if found else []
-        for memory, leaf in zip(kept, found, strict=True):
-            memory.copy_(leaf)
-        return kept, losses.to(loss[0].dtype).numpy(), norms2.to(norm2[0].dtype).numpy()
+        return found, losses.to(loss[0].dtype).numpy(), norms2.to(norm2[0].dtype).numpy()
 
     def _facts(self, loss: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> dict[str, float]:
         """The sums of FACTS, see `result`. All arrays: (c,), of the task's clients."""
