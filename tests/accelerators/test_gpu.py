@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.table import METHODS
@@ -16,9 +19,12 @@ from fedfleet.engine.accelerators import settings
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.kernels.contract import Kernels
 from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS, StepRecorder
+from fedfleet.engine.kernels.replacements import Replacements
 from fedfleet.engine.planning.autotune import measure
 from fedfleet.engine.planning.execution_plan import candidates
+from fedfleet.engine.planning.kernel_proof import Disagreement, prove
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.row_files import StateLayout
 
@@ -57,6 +63,30 @@ def test_graphs_change_no_bit(method):
     plain, graphs = (few(method, rounds=PROVEN_ROUNDS + 3, engine={"device": "cuda", "kernels": k}) for k in KERNELS)
     same(run(graphs, observers=[watch]), run(plain))
     assert not [text for text in watch.told if "replayed" in text]
+
+
+@dataclass(frozen=True)
+class Longer(Kernels):
+    """Linear layers whose results are some times as long."""
+
+    name: ClassVar[str] = "longer"
+    factor: float
+    places: ClassVar[set[str]] = set()
+
+    def linear(self, x: Tensor, *given: Any) -> Tensor:
+        self.places.add(x.device.type)
+        return self.factor * F.linear(x, *given)
+
+    def around_losses(self) -> Replacements:
+        return Replacements({F.linear: self.linear})
+
+
+def test_kernels_are_proven_on_the_device():
+    run_spec = RunSpec.of("run", on_gpu("scaffold", dtype="float32"))
+    prove(run_spec, run_spec.split(), Longer(1.0))
+    with pytest.raises(Disagreement, match=r"is .* off torch's"):
+        prove(run_spec, run_spec.split(), Longer(1.01))
+    assert Longer.places == {"cuda"}
 
 
 @pytest.mark.parametrize("method", METHODS)
