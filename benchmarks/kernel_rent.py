@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/kernel_rent.py [--only WORDS] [--passes 9]
 
 Times are of the processor, of this process alone, so that they tolerate other work on the machine; the two sides of a
-comparison take turns, and what is printed is the median of their ratios. Works are those of `fedfleet bench`, texts
-with padding, and clients of two rows.
+comparison take turns, and what is printed is the median of their ratios. Works are those of `fedfleet bench`, LeNet
+with a penalty (which is no chain), texts with padding, and clients of two rows.
 
 A kind is compared with the fastest of the other kinds that the run can have, each in its best blocks. A part is
 compared with the same kernels without it: functions of the engine are replaced for that. What only a GPU has (graph,
@@ -48,11 +48,16 @@ Off = Callable[[], AbstractContextManager[Any]]
 TEXTS = {"name": "sst2", "stand_in": 800, "model": {"name": "rnn", "hidden": 256}, "length": 60}
 FEDERATIONS: dict[str, dict[str, Any]] = {
     **works.FEDERATIONS,
+    "regularised": works.FEDERATIONS["w1"],
     "texts": {"clients": 10, "cohort": 10, "local": {"steps": 2, "batch": 32}},
     "many_mlp": {"clients": 1000, "cohort": 1000, "local": {"epochs": 1, "batch": 2}},
 }
-WORKLOADS: dict[str, Any] = {"texts": TEXTS, "many_mlp": {"name": "many_mlp", "clients": 1000}}
-KINDS = ("w1", "w2", "w3", "w4", "w5", "w6", "texts", "many_mlp")
+WORKLOADS: dict[str, Any] = {
+    "regularised": {"name": "regularised", "of": "w1"},
+    "texts": TEXTS,
+    "many_mlp": {"name": "many_mlp", "clients": 1000},
+}
+KINDS = ("w1", "w2", "w3", "w4", "w5", "w6", "regularised", "texts", "many_mlp")
 """The works on which whole kinds are compared."""
 
 
@@ -73,72 +78,38 @@ def replaced(owner: Any, name: str, other: Any) -> Off:
     return lambda: patch.object(owner, name, other)
 
 
+def fedavg(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, "fedavg") for name in names)
+
+
+def nothing(*given: Any) -> None:
+    """In the place of a function whose result None or False leaves the work to others."""
+
+
 def add_plainly(total: Any, parts: Any, more: bool, compiled: bool) -> None:
     operators.add_up(total, parts, more, compiled=False)
 
 
 NOT_PASSED_OVER = ContextVar("not passed over", default=False)
+FEDMUON = (("w1", "fedmuon_bc"), ("w1", "fedmuon_bc_bfloat16"), ("w2", "fedmuon_bc"))
+CONV, LINEAR, POOL = (torch.conv2d,), (F.linear,), (F.max_pool2d, torch.max_pool2d)
+NATIVE, LAST = operators.REPLACEMENTS, channels_last.REPLACEMENTS
+NORM = (torch.batch_norm, F.batch_norm)
 PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
-    (
-        *("all steps of plain descent in one call", "chain", (("w1", "fedavg"), ("w2", "fedavg"))),
-        replaced(ClientSteps, "_descend_by_chain", lambda *given: None),
-    ),
-    (
-        *("rows are read where they lie", "chain", (("w1", "fedavg"), ("w2", "fedavg"), ("many_mlp", "fedavg"))),
-        replaced(Chain, "takes", lambda *given: False),
-    ),
-    (
-        *("convolutions", "native", (("w1", "fedavg"), ("w3", "fedavg"))),
-        without(operators.REPLACEMENTS, torch.conv2d),
-    ),
-    (
-        *(
-            "products of linear layers in blocks",
-            "native",
-            (("w1", "fedavg"), ("w2", "fedavg"), ("many_mlp", "fedavg")),
-        ),
-        without(operators.REPLACEMENTS, F.linear),
-    ),
-    (
-        *("max pooling", "native", (("w1", "fedavg"), ("w3", "fedavg"))),
-        without(operators.REPLACEMENTS, F.max_pool2d, torch.max_pool2d),
-    ),
-    (
-        *("padded places of texts", "native", (("texts", "fedavg"),)),
-        replaced(operators, "PASS_OVER", NOT_PASSED_OVER),
-    ),
-    (
-        *("Newton-Schulz", "chain", (("w1", "fedmuon_bc"), ("w1", "fedmuon_bc_bfloat16"), ("w2", "fedmuon_bc"))),
-        replaced(operators, "iterated", lambda *given: None),
-    ),
-    (
-        *("draws of batches", "chain", (("w1", "fedavg"), ("w2", "fedavg"), ("many_mlp", "fedavg"))),
-        replaced(batches, "_draw_native", batches._draw),
-    ),
-    (
-        *("sums of messages", "chain", (("w2", "fedavg"), ("w3", "fedavg"))),
-        replaced(accumulator, "add_up", add_plainly),
-    ),
-    (
-        *("normalisation, ReLU and pooling in one pass", "channels_last", (("w4", "fedavg"),)),
-        without(channels_last.REPLACEMENTS, torch.batch_norm, F.batch_norm),
-    ),
-    (
-        *("minimal filtering", "channels_last", (("w4", "fedavg"), ("w6", "fedavg"))),
-        replaced(channels_last, "pays", lambda *given: False),
-    ),
-    (
-        *("gradients of weights as products", "channels_last", (("w4", "fedavg"), ("w6", "fedavg"))),
-        replaced(channels_last, "UNFOLDED", 1 << 60),
-    ),
-    (
-        *("gradients are replayed", "torch", (("w1", "fedavg"), ("w2", "fedavg"), ("many_mlp", "fedavg"))),
-        replaced(local_training, "RECORDED_BYTES", 0),
-    ),
-    (
-        *("plain descent in place", "torch", (("w1", "fedavg"), ("w2", "fedavg"), ("w3", "fedavg"))),
-        replaced(ClientSteps, "descend", lambda *given: None),
-    ),
+    ("steps in one call", "chain", fedavg("w1", "w2"), replaced(ClientSteps, "_descend_by_chain", nothing)),
+    ("rows where they lie", "chain", fedavg("w1", "w2", "many_mlp"), replaced(Chain, "takes", nothing)),
+    ("Newton-Schulz", "chain", FEDMUON, replaced(operators, "iterated", nothing)),
+    ("draws of batches", "chain", fedavg("w1", "w2", "many_mlp"), replaced(batches, "_draw_native", batches._draw)),
+    ("sums of messages", "chain", fedavg("w2", "w3"), replaced(accumulator, "add_up", add_plainly)),
+    ("convolutions", "native", fedavg("regularised", "w3"), without(NATIVE, *CONV)),
+    ("linear layers of blocks", "native", fedavg("regularised", "w2", "many_mlp"), without(NATIVE, *LINEAR)),
+    ("max pooling", "native", fedavg("regularised", "w3"), without(NATIVE, *POOL)),
+    ("padded places", "native", fedavg("texts"), replaced(operators, "PASS_OVER", NOT_PASSED_OVER)),
+    ("normalisation in one pass", "channels_last", fedavg("w4"), without(LAST, *NORM)),
+    ("minimal filtering", "channels_last", fedavg("w4", "w6"), replaced(channels_last, "pays", nothing)),
+    ("weights' gradients", "channels_last", fedavg("w4", "w6"), replaced(channels_last, "UNFOLDED", 1 << 60)),
+    ("replayed gradients", "torch", fedavg("w1", "w2", "many_mlp"), replaced(local_training, "RECORDED_BYTES", 0)),
+    ("descent in place", "torch", fedavg("w1", "w2", "w3"), replaced(ClientSteps, "descend", nothing)),
 )
 """(part, kernels that have it, works and methods on which it is measured, how it is left out)."""
 
