@@ -4,12 +4,12 @@ contract             what a kind of kernels is; table: all of them by the names 
 torchs               torch's own kernels, and CUDA graphs
 fused_chain          `chain`: loss and gradient of a small network in one compiled call, and plain descent in one call
 operators            `native`: compiled convolutions, pooling and Newton-Schulz iterations in the place of torch's
-channels_last        `channels_last`: images with their channels last, with fused_pooling and minimal_filtering
+channels_last        `channels_last`: images with their channels last and Winograd's filtering, with fused_pooling
 block_convolutions   a block's convolutions as batched products, for GPUs
 recorded_step, tape  steps that are recorded once and replayed: as a CUDA graph, or as operations of torch
 agreement            whether two results agree, to the bit or within rounding: all proofs compare by it
 library, csrc/       the compiled library and its sources, of which library.cpp is the one that is compiled
-arguments            which arguments of torch's functions compiled kernels can take
+replacements         functions of torch that kernels replace, and which of their arguments compiled kernels take
 
 Vectors have the width that the library was compiled for. Sums, and so bits, differ between AVX-512 and AVX2, as those
 of torch's kernels do; `compiled_for` in plan.json names it.

@@ -5,8 +5,15 @@ channels of a pixel lie next to each other, since they then handle whole vectors
 as fast. A convolution passes the layout of its input on to its result, and so do the operations between convolutions.
 So it is enough to bring the inputs of convolutions, and their weights, into this layout: from the first convolution on
 all images have it. Batch normalisation, ReLU and 2 x 2 max pooling that follow each other are one compiled pass in this
-layout, see `fused_pooling`; convolutions of 3 x 3 are computed by fewer products, see `minimal_filtering`; and the
-gradients in the weights of other convolutions are products of matrices. What is computed is the same up to rounding.
+layout, see `fused_pooling`; convolutions of 3 x 3 are computed by fewer products; and the gradients in the weights of
+other convolutions are products of matrices. What is computed is the same up to rounding.
+
+Convolutions of 3 x 3 have fewer products by Winograd's minimal filtering. Four outputs beside each other take 16
+products per channel instead of 36 (`csrc/winograd.h`). What is left of the gain, after transforms that only add,
+depends on how well tiles of 2 x 2 outputs cover an image. Its rounding error was never larger than that of torch's
+kernels in the shapes of CNN4 and ResNet-18, because sums have fewer terms.
+
+Source: Lavin and Gray 2016, arXiv:1509.09308.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from torch.nn import functional as F
 from ...workloads.models.derivatives import first_derivatives_only
 from .contract import Run
 from .fused_pooling import batch_norm, torch_batch_norm
-from .minimal_filtering import MinimalFiltering, pays
+from .library import call
 from .operators import Native
 from .replacements import Replacements, padding_of, supported_alone
 
@@ -32,6 +39,10 @@ UNFOLDED = 256
 numbers. torch's own kernel is faster for smaller patches, and slower by up to 40 % for larger ones."""
 ROWS = 1024
 """So many patches are unfolded at once, which leaves them in the processor's caches."""
+FEWEST_CHANNELS = 16
+"""Fewer input or output channels do not fill vectors."""
+MOST_SHARE = 0.7
+"""Winograd's products as a share of those of the definition, at which the transforms still pay."""
 
 
 class Convolution(torch.autograd.Function):
@@ -71,6 +82,55 @@ def weight_gradient(x: Tensor, gradient: Tensor, shape: torch.Size, padding: int
     for some, theirs in zip(patches.split(images), gradients.split(images), strict=True):
         found.addmm_(theirs.reshape(-1, outputs).T, some.reshape(-1, height * line))
     return found.view(outputs, height, width, channels).permute(0, 3, 1, 2)
+
+
+def pays(x: Tensor, weight: Tensor, padding: int) -> bool:
+    """Whether the convolution of images x (N, I, h, w) with weight (O, I, k, l), without stride, is faster so."""
+    outputs, inputs, *sides = weight.shape
+    if sides != [3, 3] or not 0 <= padding <= 2 or min(inputs, outputs) < FEWEST_CHANNELS or x.shape[1] != inputs:
+        return False
+    height, width = (side + 2 * padding - 2 for side in x.shape[-2:])
+    tiles = -(-height // 2) * -(-width // 2)
+    return len(x) > 0 and min(height, width) > 0 and 16 * tiles <= MOST_SHARE * 9 * height * width
+
+
+class MinimalFiltering(torch.autograd.Function):
+    """The convolution of images x (N, I, h, w) with weight (O, I, 3, 3), which have their channels last. `padding`: the
+    zeros around the images."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+        ctx.padding, ctx.biased = padding, bias is not None
+        ctx.save_for_backward(x, weight)
+        y = filtered(x, weight, padding, turned=False)
+        return y if bias is None else y.add_(bias.view(-1, 1, 1))
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        gradient = grads[0].contiguous(memory_format=torch.channels_last)
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = filtered(gradient, weight, 2 - ctx.padding, turned=True)
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.empty(weight.shape, dtype=weight.dtype)
+            outputs, inputs = weight.shape[:2]
+            sizes = (len(x), inputs, outputs, *x.shape[-2:], ctx.padding)
+            call("winograd_weights", (x, gradient, of_weight), *sizes)
+        of_bias = gradient.sum((0, 2, 3)) if ctx.biased else None
+        return of_x, of_weight, of_bias, None
+
+
+def filtered(x: Tensor, weight: Tensor, padding: int, turned: bool) -> Tensor:
+    """The convolution of images x (N, I, h, w) that have their channels last. turned: with kernels that are turned by
+    180 degrees, from the output channels of the weights to their input channels."""
+    outputs = weight.shape[1 if turned else 0]
+    height, width = (side + 2 * padding - 2 for side in x.shape[-2:])
+    y = torch.empty((len(x), outputs, height, width), dtype=x.dtype, memory_format=torch.channels_last)
+    places = (weight.stride(0), weight.stride(1), weight.stride(3))
+    call("winograd_forward", (x, weight, y), len(x), x.shape[1], outputs, *x.shape[-2:], padding, *places, int(turned))
+    return y
 
 
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:

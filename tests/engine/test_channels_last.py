@@ -22,9 +22,8 @@ from fedfleet.engine.clients.local_training import ClientSteps
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import fused_pooling
-from fedfleet.engine.kernels.channels_last import ChannelsLast
+from fedfleet.engine.kernels.channels_last import ChannelsLast, pays
 from fedfleet.engine.kernels.library import call
-from fedfleet.engine.kernels.minimal_filtering import pays
 from fedfleet.engine.kernels.operators import Native
 from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
