@@ -159,6 +159,6 @@ def test_plans_that_are_tried_on_a_gpu(monkeypatch):
 def test_recorded_steps_are_for_gpus():
     with pytest.raises(
         ConfigError,
-        match=r"engine.kernels: .* they are for CUDA devices, .*got graph with .*; choose torch or",
+        match=r"engine.kernels: .* they are for CUDA devices, .*got graph; choose torch or",
     ):
         prepare(few("fedavg", engine={"kernels": "graph"}), "run")
