@@ -84,7 +84,7 @@ def kernel_identity(kernels: Kernels, device: torch.device) -> str:
     """The library of compiled kernels, torch version and instruction set that a proof of these kernels holds for, and
     the GPU if the run has one."""
     file = Path(library()._name).name if kernels.compiled else "torch"
-    gpu = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    gpu = f" {torch.cuda.get_device_properties(device).name}" if device.type == "cuda" else ""
     return f"{file} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}{gpu}"
 
 
