@@ -16,15 +16,11 @@ from ..algorithms.aggregation.contract import Aggregator, Stage
 from ..algorithms.attacks.contract import Attack, PoisoningAttack
 from ..algorithms.contract import Algorithm, Deferred, RunContext
 from ..algorithms.tree import Layout, Tree
-from ..workloads.client_index import check_index
 from ..workloads.workload import Split, Workload
 from .accelerators.settings import applied
 from .cohorts.samplers import CountedSampler, Sampler
 from .config import schedules
 from .config.finite import check_finite
-from .config.held_out import hold_out
-from .config.limits import building_model, check_size
-from .config.network import check_network
 from .config.registry import Plugin, Registry, find_plugin
 from .config.schema import Engine, Experiment, part_name
 from .errors import ConfigError
@@ -34,6 +30,8 @@ from .method_form.batch_norm import Buffered
 from .privacy.privacy_plan import PrivacyPlan
 from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
+from .workload.model import building_model, check_network, check_size, like, tensors_of
+from .workload.split import split_of
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
@@ -380,61 +378,12 @@ class RunSpec:
 
     def split(self) -> Split:
         """The data and the rows of every client. Raises ConfigError for data that the run cannot use."""
-        clients = self.experiment.federation.clients
-        with plugin_errors("workload"):
-            split = self.workload.split(self.experiment.seed, clients)
-        if not isinstance(split, Split):
-            raise ConfigError(f"workload: split must return a workloads.workload.Split, got {type(split).__name__}")
-        with plugin_errors("workload"):
-            check_index(split.client_index, len(next(iter(split.train.values()))))
-            self.workload.check_split(split, torch.finfo(self.dtype).max)
-        sizes = split.client_index.sizes
-        if len(sizes) != clients or not sizes.all():
-            got = f"rows for {int((sizes > 0).sum())} of {clients} clients"
-            raise ConfigError(f"workload: every client must have a row, got {got}; lower federation.clients")
-        evaluate = self.experiment.evaluate
-        split = hold_out(split, evaluate.held_out, self.experiment.seed)
-        by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
-        if by_client and (absent := set(split.test) - set(split.train)):
-            raise ConfigError(
-                f"evaluate.{by_client}: the workload's report needs {', '.join(sorted(absent))}, which training "
-                f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
-            )
-        return split
+        return split_of(self.workload, self.experiment, torch.finfo(self.dtype).max)
 
 
 def floats_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     """The tensor in this type if it has floats; whole numbers and bits stay as they are."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def tensors_of(model: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copies of a model's tensors or arrays on the CPU. Raises ConfigError for what is neither, or is not finite."""
-    if not isinstance(model, Mapping):
-        raise ConfigError(f"initial_model must map names to tensors, got {type(model).__name__}; give result.model")
-    tensors = {}
-    for name, value in model.items():
-        try:
-            tensor = torch.as_tensor(value).detach().cpu().clone()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"initial_model: {name} must be a tensor or an array, got {value!r}") from error
-        if not bool(torch.isfinite(tensor).all()):
-            raise ConfigError(f"initial_model: {name} must be finite, got infinite numbers or NaN; give another model")
-        tensors[name] = tensor
-    return tensors
-
-
-def like(tensors: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The given tensors in the order of the workload's `tensors`. Raises ConfigError if names or shapes differ."""
-    if set(given) != set(tensors):
-        missing, unknown = sorted(set(tensors) - set(given)), sorted(set(given) - set(tensors))
-        got = "; ".join([*[f"{name} is missing" for name in missing], *[f"{name} is not in it" for name in unknown]])
-        raise ConfigError(f"initial_model must have the tensors of the workload's model, but {got}")
-    for name, tensor in tensors.items():
-        if given[name].shape != tensor.shape:
-            shapes = f"{tuple(tensor.shape)}, got {tuple(given[name].shape)}"
-            raise ConfigError(f"initial_model: {name} must have the shape {shapes}; give a model of this workload")
-    return {name: given[name] for name in tensors}
 
 
 def auto_block(parameters: int, cohort: int, device: str) -> int:

@@ -33,6 +33,7 @@ ROOMS = [
     "storage",
     "method_form",
     "config",
+    "workload",
     "privacy",
     "kernels",
     "accelerators",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..engine.config.limits import check_folder
 from ..engine.errors import ConfigError
+from ..engine.storage.expanded import check_folder
 
 
 def check_page(option: str, path: Path) -> Path:

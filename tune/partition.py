@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..engine.config.held_out import unused_rows
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.records.partition_file import partition_digest
 from ..engine.run_spec import RunSpec
+from ..engine.workload.split import unused_rows
 from ..workloads.client_index import ClientIndex
 from .listing import columns
 from .page.svg import load_matplotlib

@@ -6,9 +6,6 @@ registry     parts by name, those of plug-ins included
 schedules    hyperparameters that change from round to round
 earlier      configurations of earlier versions, read with today's keys
 differences  the settings in which two experiments differ: those that may, when a run is resumed or forked
-limits       what a machine can provide, before it is needed
-network      whether a workload's network can be trained at all
-held_out     rows that clients keep for testing
 finite       numbers that are infinite or not a number are refused
 yaml_text    YAML by the safe loader, with one sentence for whatever is wrong
 """

@@ -27,7 +27,6 @@ from ..aggregation.stage import StageRunner
 from ..clients.evaluation import evaluations, loss_probes
 from ..clients.worker import keep_freed_memory
 from ..cohorts.tasks import ClientTask, TrainingTask
-from ..config.network import wider_than
 from ..errors import BlockTooLarge, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..fleet.asynchronous import AsynchronousPlanner, planner_of
 from ..fleet.planner import Planner, PlanState, Update
@@ -54,6 +53,7 @@ from ..state.resume_checks import check_usable, verify_rows
 from ..state.row_files import remove_files
 from ..state.row_table import RowTable
 from ..user_code import plugin_errors
+from ..workload.model import wider_than
 from .divergence import check, growth_limit
 from .pool import Call, Phase, Phases, Pool, finished, played
 from .retry import Retry

@@ -13,7 +13,6 @@ from ..accelerators import settings
 from ..accelerators.memory import bounded_memory
 from ..backends.local import LocalPool
 from ..clients.worker import Data
-from ..config.held_out import unused_rows
 from ..planning.autotune import measure
 from ..planning.data import checked_split
 from ..planning.execution_plan import plan_execution
@@ -22,6 +21,7 @@ from ..rounds.driver import Driver
 from ..rounds.pool import Phase, Results
 from ..run_spec import RunSpec
 from ..stopping import check
+from ..workload.split import unused_rows
 
 
 class Host:

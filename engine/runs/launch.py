@@ -17,7 +17,6 @@ from torch import Tensor
 from ...algorithms.tree import Tree
 from ..accelerators import settings
 from ..aggregation.collecting import check_stage
-from ..config.limits import building_model, check_folder
 from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
 from ..fleet.asynchronous import check_pending
@@ -30,7 +29,9 @@ from ..run_spec import RUN_ID, RunSpec
 from ..state.checkpoint import checkpointed_rounds
 from ..state.folders import discard
 from ..stopping import stopping
+from ..storage.expanded import check_folder
 from ..user_code import plugin_errors
+from ..workload.model import building_model
 from .built_conflicts import Built, check_conflicts
 from .host import Host
 from .observer import Observer

@@ -1,10 +1,13 @@
-"""Paths as users write them: a ~ at the beginning stands for a home folder, also where no shell has replaced it, as in
-YAML and in `--out=~/runs`."""
+"""Paths as users write them, and whether files can be created there.
+
+A ~ at the beginning stands for a home folder, also where no shell has replaced it, as in YAML and in `--out=~/runs`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -37,3 +40,21 @@ def _home(text: str) -> str:
         user = found.partition("/")[0]
         raise ConfigError(f"{text}: {user} stands for the home folder of a user who is not known here; write ./{text}")
     return found
+
+
+def check_folder(key: str, path: str | Path) -> None:
+    """Raise ConfigError unless files can be created in this folder, which may not exist yet.
+
+    Nothing is left behind. `key`: the configuration key that the message names.
+    """
+    try:
+        folder = Path(path).expanduser().absolute()
+        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is a file")
+        with tempfile.TemporaryDirectory(prefix=".fedfleet-", dir=existing) as trial:
+            # Creates the same names below a writable folder, so that a name that is too long is found here.
+            (Path(trial) / folder.relative_to(existing)).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{key}: no folder can be made here ({reason}), got {str(path)!r}; choose another") from error

@@ -12,10 +12,11 @@ import pytest
 from click.testing import Result
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.config.limits import check_folder, check_size
 from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.config.schema import Experiment, Section
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.storage.expanded import check_folder
+from fedfleet.engine.workload.model import check_size
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Mlp
 
@@ -164,9 +165,9 @@ def test_folders_are_tried_without_a_trace(here: Path):
 
 def test_a_model_that_fits(monkeypatch: pytest.MonkeyPatch):
     workload = Digits(model=Mlp((100,)))  # 7,510 parameters
-    monkeypatch.setattr("fedfleet.engine.config.limits.physical_memory", lambda: 4 * 7510)
+    monkeypatch.setattr("fedfleet.engine.workload.model.physical_memory", lambda: 4 * 7510)
     check_size(workload.outline)
-    monkeypatch.setattr("fedfleet.engine.config.limits.physical_memory", lambda: 4 * 7510 - 1)
+    monkeypatch.setattr("fedfleet.engine.workload.model.physical_memory", lambda: 4 * 7510 - 1)
     with pytest.raises(ConfigError, match="got 7,510 parameters"):
         check_size(workload.outline)
 

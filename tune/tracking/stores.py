@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...engine.config.limits import check_folder
 from ...engine.errors import ConfigError
 from ...engine.kernels.library import cache_folder
+from ...engine.storage.expanded import check_folder
 from ...engine.storage.secrets import redacted
 
 PATIENCE = {

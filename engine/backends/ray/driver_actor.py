@@ -19,7 +19,6 @@ from ....workloads.client_index import ClientIndex
 from ....workloads.workload import Columns, taken_notes
 from ...accelerators.memory import bounded_memory
 from ...cohorts.tasks import steps_of
-from ...config.held_out import unused_rows
 from ...errors import ConfigError, DriverDied, Interrupted, InUse, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import why_no_kernels
@@ -34,6 +33,7 @@ from ...state.folders import discard
 from ...state.row_table import RowTable
 from ...stopping import on_signal
 from ...storage.lock import driver_lock
+from ...workload.split import unused_rows
 from .arrow_columns import to_arrow
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics

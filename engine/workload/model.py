@@ -1,4 +1,4 @@
-"""Checks of the network of a workload, before anything starts.
+"""Checks of the model of a workload, before anything starts.
 
 Modules get their parameters as plain tensors, for a client alone or vectorised over clients. What torch keeps on its
 parameters themselves does not survive that, and gradients are dense. A network that relies on the one or gives the
@@ -7,12 +7,19 @@ other is refused by name, because it would be trained in another way than by tor
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..config.schema import part_name
+from ..errors import ConfigError, type_and_first_line
+from ..memory import bounded_address_space, is_out_of_memory
+from ..user_code import location_clause
 
 
 def check_network(network: nn.Module) -> None:
@@ -92,3 +99,74 @@ def wider_than(dtype: torch.dtype, network: nn.Module) -> str:
         return ""
     others = f" and {len(wider) - 1} others" if len(wider) > 1 else ""
     return f"{wider[0][0]}{others}, in {str(wider[0][1]).removeprefix('torch.')}"
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+def physical_memory() -> int:
+    """The bytes of memory that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_size(outline: nn.Module) -> None:
+    """Raise ConfigError if a network does not fit into this machine's memory. outline: see `Workload.outline`.
+
+    The tensors are only measured here, not allocated. An allocation would succeed at first, since the kernel promises
+    more memory than there is, and the process would be killed later.
+    """
+    parameters = list(outline.parameters())
+    count = sum(each.numel() for each in parameters)
+    size, memory = sum(each.numel() * each.element_size() for each in parameters), physical_memory()
+    if size > memory:
+        raise ConfigError(
+            f"workload.model: the model must fit into memory, got {count:,} parameters, {size / 1e9:,.0f} GB, where "
+            f"this machine has {memory / 1e9:,.0f} GB; choose a smaller one"
+        )
+
+
+@contextmanager
+def building_model(workload: Any) -> Iterator[None]:
+    """For code that builds a model: raises ConfigError if there is not enough memory for the model.
+
+    workload: as the experiment gives it. The address space is bounded meanwhile. Without the bound the kernel would
+    kill the process.
+    """
+    try:
+        with bounded_address_space():
+            yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"workload: the model of {part_name(workload)} cannot be allocated ({type_and_first_line(error)})"
+            f"{location_clause(error)}, got {workload}; choose a smaller model"
+        ) from error
+
+
+# --- a model that the caller gives ------------------------------------------------------------------------------------
+def tensors_of(model: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies of a model's tensors or arrays on the CPU. Raises ConfigError for what is neither, or is not finite."""
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"initial_model must map names to tensors, got {type(model).__name__}; give result.model")
+    tensors = {}
+    for name, value in model.items():
+        try:
+            tensor = torch.as_tensor(value).detach().cpu().clone()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"initial_model: {name} must be a tensor or an array, got {value!r}") from error
+        if not bool(torch.isfinite(tensor).all()):
+            raise ConfigError(f"initial_model: {name} must be finite, got infinite numbers or NaN; give another model")
+        tensors[name] = tensor
+    return tensors
+
+
+def like(tensors: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The given tensors in the order of the workload's `tensors`. Raises ConfigError if names or shapes differ."""
+    if set(given) != set(tensors):
+        missing, unknown = sorted(set(tensors) - set(given)), sorted(set(given) - set(tensors))
+        got = "; ".join([*[f"{name} is missing" for name in missing], *[f"{name} is not in it" for name in unknown]])
+        raise ConfigError(f"initial_model must have the tensors of the workload's model, but {got}")
+    for name, tensor in tensors.items():
+        if given[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, got {tuple(given[name].shape)}"
+            raise ConfigError(f"initial_model: {name} must have the shape {shapes}; give a model of this workload")
+    return {name: given[name] for name in tensors}

@@ -1,13 +1,44 @@
-"""Rows that clients keep for testing: marked by a column of the data set, or drawn from each client's rows."""
+"""The data of a run and the rows of every client.
+
+Rows that clients keep for testing are marked by a column of the data set, or drawn from each client's rows.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...workloads import counted
-from ...workloads.client_index import ClientIndex
-from ...workloads.workload import HELD_OUT, Split
+from ...workloads.client_index import ClientIndex, check_index
+from ...workloads.workload import HELD_OUT, Split, Workload
+from ..config.schema import Experiment
 from ..errors import ConfigError
+from ..user_code import plugin_errors
+
+
+def split_of(workload: Workload, experiment: Experiment, largest: float) -> Split:
+    """The data and the rows of every client, without those that clients hold out. largest: the largest number of the
+    type of the run. Raises ConfigError for data that the run cannot use."""
+    clients = experiment.federation.clients
+    with plugin_errors("workload"):
+        split = workload.split(experiment.seed, clients)
+    if not isinstance(split, Split):
+        raise ConfigError(f"workload: split must return a workloads.workload.Split, got {type(split).__name__}")
+    with plugin_errors("workload"):
+        check_index(split.client_index, len(next(iter(split.train.values()))))
+        workload.check_split(split, largest)
+    sizes = split.client_index.sizes
+    if len(sizes) != clients or not sizes.all():
+        got = f"rows for {int((sizes > 0).sum())} of {clients} clients"
+        raise ConfigError(f"workload: every client must have a row, got {got}; lower federation.clients")
+    evaluate = experiment.evaluate
+    split = hold_out(split, evaluate.held_out, experiment.seed)
+    by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
+    if by_client and (absent := set(split.test) - set(split.train)):
+        raise ConfigError(
+            f"evaluate.{by_client}: the workload's report needs {', '.join(sorted(absent))}, which training "
+            f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
+        )
+    return split
 
 
 def hold_out(split: Split, fraction: float, seed: int) -> Split:
