@@ -67,7 +67,7 @@ class Draw(NamedTuple):
     """The clients of a round, and their weights in the mean: (sum of w_i delta_i) / D."""
 
     clients: np.ndarray  # ascending and distinct
-    spares: np.ndarray  # ascending and distinct, none of them in `clients`
+    spares: np.ndarray = NOBODY  # ascending and distinct, none of them in `clients`
     weights: np.ndarray | None = None  # (N,) w_i of each client; None for the federation's own client weights
     divisor: float | None = None  # D; None for the sum of w_i over the clients that are used
     columns: Mapping[str, float] = {}  # for the record
@@ -132,17 +132,6 @@ class CountedSampler(Sampler):
         return Draw(self.cohort(ask.seed, ask.number, ask.clients, ask.size), NOBODY)
 
 
-def norm_weights(own: np.ndarray, effective: np.ndarray, weights: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """(S,) the weights of a cohort's messages for a method that weighs clients by their local steps, which the caller
-    divides by the sum of the old ones. own, effective: (S,) of `LocalNorms`, those after each client's steps. weights:
-    (S,) the old ones. used: (S,) bool, whose steps count."""
-    if not used.any():
-        return weights
-    counted, old = effective[used], weights[used]
-    mean = counted[0] if (counted == counted[0]).all() else (old * counted).sum() / old.sum()
-    return weights * (mean / own)
-
-
 # --- two ways to draw without replacement -----------------------------------------------------------------------------
 def race(ask: Ask, purpose: str, clients: np.ndarray, rates: np.ndarray, count: int) -> np.ndarray:
     """`count` of these clients, ascending, drawn one after another in proportion to their rates (c,) among the rest:
@@ -191,7 +180,7 @@ def uniform_draw(ask: Ask, purpose: str, clients: np.ndarray, count: int) -> np.
 def uniform_spares(ask: Ask, clients: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     """Spares, uniformly among the clients that were not drawn."""
     if not ask.spares:
-        return np.zeros(0, dtype=np.int64)
+        return NOBODY
     return uniform_draw(ask, "spare", np.setdiff1d(clients, drawn, assume_unique=True), ask.spares)
 
 
@@ -209,7 +198,7 @@ class UniformSampler(CountedSampler):
             clients = self.cohort(ask.seed, ask.number, ask.clients, ask.size)
         else:
             clients = uniform_draw(ask, "cohort", ask.eligible, ask.size)
-        spares = uniform_spares(ask, ask.candidates, clients) if ask.spares else np.zeros(0, dtype=np.int64)
+        spares = uniform_spares(ask, ask.candidates, clients) if ask.spares else NOBODY
         return Draw(clients, spares)
 
 
@@ -278,7 +267,7 @@ class Replacement(Sampler):
         weights = np.zeros(ask.clients)
         q = rates / rates.sum()
         weights[candidates] = times * ask.shares_of(candidates) / q
-        return Draw(candidates[times > 0], np.zeros(0, dtype=np.int64), weights, float(ask.size))
+        return Draw(candidates[times > 0], NOBODY, weights, float(ask.size))
 
 
 @dataclass(frozen=True)
@@ -299,7 +288,7 @@ class PoissonSampler(Sampler):
         clients = candidates[ask.uniform("poisson", candidates) < ask.size / ask.clients]
         weights = ask.clients * ask.shares()
         divisor = float(ask.size) if self.divisor == "expected" else None
-        return Draw(clients, np.zeros(0, dtype=np.int64), weights, divisor)
+        return Draw(clients, NOBODY, weights, divisor)
 
 
 @dataclass(frozen=True)
@@ -368,17 +357,17 @@ class WeightedSampler(Sampler):
             )
 
     def draw(self, state: State, ask: Ask) -> Draw:
-        candidates, nobody = ask.candidates, np.zeros(0, dtype=np.int64)
+        candidates = ask.candidates
         sizes = ask.sizes[candidates].astype(float)
         weights = np.ones(ask.clients)
         if not self.exact:
-            return Draw(race(ask, "weighted", candidates, sizes, ask.size), nobody, weights)
+            return Draw(race(ask, "weighted", candidates, sizes, ask.size), NOBODY, weights)
         pi = capped(sizes, ask.size)
         count = float(min(ask.size, len(candidates)))
         weights[candidates] = count * ask.shares_of(candidates) / pi
         if ask.target is not None and (pi < 1).all() and len(candidates) == ask.clients:
             weights[:] = 1.0  # S p_i / pi_i, which is 1 but for rounding
-        return Draw(systematic(ask, "weighted", candidates, pi), nobody, weights, count)
+        return Draw(systematic(ask, "weighted", candidates, pi), NOBODY, weights, count)
 
 
 @dataclass(frozen=True)
@@ -457,21 +446,21 @@ class PowerOfChoice(Sampler):
         return {"loss": np.full(clients, np.inf)} if self.loss == "last" else {}
 
     def draw(self, state: State, ask: Ask) -> Draw:
-        everyone, nobody = ask.candidates, np.zeros(0, dtype=np.int64)
+        everyone = ask.candidates
         if self.candidates == "uniform":
             candidates = uniform_draw(ask, "cohort", everyone, self.d)
         else:
             candidates = race(ask, "candidates", everyone, ask.sizes[everyone].astype(float), self.d)
         weights = np.ones(ask.clients)
         if len(candidates) <= ask.size:
-            return Draw(candidates, nobody, weights)
+            return Draw(candidates, NOBODY, weights)
         if self.loss == "last":
             losses = state["loss"][candidates]
         else:
             losses = ask.probe(candidates, self.rows if self.loss == "batch" else None)
         ties = ask.uniform("tie", candidates)
         best = np.lexsort((candidates, ties, -losses))[: ask.size]
-        return Draw(np.sort(candidates[best]), nobody, weights)
+        return Draw(np.sort(candidates[best]), NOBODY, weights)
 
     def told(self, state: State, ask: Ask, draw: Draw, feedback: Feedback) -> State:
         if self.loss != "last":

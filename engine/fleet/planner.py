@@ -17,16 +17,7 @@ import numpy as np
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
-from ..cohorts.samplers import (
-    NOBODY,
-    Ask,
-    CountedSampler,
-    Draw,
-    Feedback,
-    PoissonSampler,
-    Sampler,
-    norm_weights,
-)
+from ..cohorts.samplers import NOBODY, Ask, CountedSampler, Draw, Feedback, PoissonSampler, Sampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.schema import Federation, Local, Pace
 from ..errors import ConfigError
@@ -146,15 +137,24 @@ class Planner(ABC):
     def _by_steps(
         self, clients: np.ndarray, weights: np.ndarray, steps: np.ndarray, versions: np.ndarray
     ) -> np.ndarray:
-        """(S,) the weights of results for a method that weighs clients by their local steps, which count as the method
-        does that a job ran by. weights: (S,) without that. steps, versions: (S,) of each job."""
-        own, effective = np.zeros(len(steps)), np.zeros(len(steps))
+        """(S,) the weights of results for a method that weighs clients by their local steps: each weight x (the mean of
+        `LocalNorms.effective` over the clients, with these weights) / the client's `LocalNorms.norms`.
+
+        weights: (S,) without that. steps, versions: (S,) of each job, whose norms are those of the method by which it
+        ran. The clients of `federation.without` do not count in the mean.
+        """
+        norms, effective = np.zeros(len(steps)), np.zeros(len(steps))
         for version in np.unique(versions).tolist():
             those = versions == version
-            norms = self._method_of(version).local_norms(int(steps[those].max()))
-            assert norms is not None
-            own[those], effective[those] = (np.array(each)[steps[those] - 1] for each in norms)
-        return norm_weights(own, effective, weights, ~np.isin(clients, self.federation.without))
+            found = self._method_of(version).local_norms(int(steps[those].max()))
+            assert found is not None
+            norms[those], effective[those] = (np.array(each)[steps[those] - 1] for each in found)
+        counts = ~np.isin(clients, self.federation.without)
+        if not counts.any():
+            return weights
+        lengths, own = effective[counts], weights[counts]
+        mean = lengths[0] if (lengths == lengths[0]).all() else (own * lengths).sum() / own.sum()
+        return weights * (mean / norms)
 
     def _method_of(self, version: int) -> Algorithm:
         """The method by which the jobs of a version run."""
