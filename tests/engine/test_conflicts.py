@@ -109,7 +109,7 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
         ["federation.pace={name: buffered, weight: threshold, divide: weights}", CLOCK],
     ),
     ("engine.precision", "workload", ["engine.precision=bfloat16", "workload=quadratic"]),
-    ("engine.kernels", "engine.device", ["engine.kernels=graph"]),
+    ("engine.kernels", "run", ["engine.kernels=graph"]),
     ("checkpoint.every", "out", ["checkpoint.every=1"]),
     ("checkpoint.seconds", "out", ["checkpoint.seconds=5"]),
     ("checkpoint.folder", "out", ["checkpoint.folder=copies"]),

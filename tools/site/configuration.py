@@ -88,7 +88,7 @@ CONFLICTS = """\
 ## What does not go together { #conflicts }
 
 These settings are refused before a run starts, in one sentence with the key, the values and the remedy. `out` is the
-folder of the run. A plug-in may refuse more.
+folder of the run, and `run` all of its settings together. A plug-in may refuse more.
 """
 ALL_CONFLICTS = {
     "": (*Experiment.conflicts, *MECHANISM_CONFLICTS, *BUILT_CONFLICTS),
