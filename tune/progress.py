@@ -17,7 +17,7 @@ from ..engine.rounds.driver import Record
 from ..engine.run_spec import RunSpec
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
-from .executor.observed import Run, RunsObserver
+from .executor.source import Run, RunsObserver
 from .streams import tell
 from .units import duration, shown
 

@@ -30,10 +30,10 @@ def test_the_runs_share_processes_and_have_the_bits_of_runs_alone(
     monkeypatch.chdir(tmp_path)
     short = load("demo", ("experiment.federation.rounds=10", "tune.together=true", "experiment.engine.block=4"))
     monkeypatch.setattr(demo, "load", lambda name: short)
-    handed_out: list[Source] = []
+    handed_out: list[Source[Any]] = []
     execute = Processes.run
 
-    def counted(self: Processes, source: Source, stop: Callable[[], Any]) -> None:
+    def counted(self: Processes, source: Source[Any], stop: Callable[[], Any]) -> None:
         handed_out.append(source)
         execute(self, source, stop)
 

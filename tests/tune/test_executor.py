@@ -10,8 +10,9 @@ import pytest
 
 from fedfleet.engine.config.schema import Engine
 from fedfleet.engine.errors import ConfigError
-from fedfleet.tune.executor.executor import Executor
-from fedfleet.tune.executor.source import RunReport, RunRequest, Source
+from fedfleet.engine.records.history import Record
+from fedfleet.tune.executor.executor import on_ray
+from fedfleet.tune.executor.source import RunRequest, Source
 
 PLUGIN = '''
 import os
@@ -64,31 +65,39 @@ def spec(here: Path, key: str, rounds: int = 4, dies: bool = False, **keys: Any)
     return RunRequest(key, made, str(here / key), columns=())
 
 
-class Listed(Source):
-    """A source that hands out a list of runs. `ends`: key -> the last report of the run, or None if its processes
-    died."""
+class Listed(Source[str]):
+    """A source that hands out a list of runs. `heard`: key -> the rounds that it has reported; `ends`: key -> how it
+    ended."""
 
     def __init__(self, specs: list[RunRequest]) -> None:
+        super().__init__()
         self.waiting = list(specs)
         self.heard: dict[str, list[int]] = {}
-        self.ends: dict[str, RunReport | None] = {}
+        self.ends: dict[str, str] = {}
 
     def next(self) -> RunRequest | None:
-        return self.waiting.pop(0) if self.waiting else None
+        if not self.waiting:
+            return None
+        found = self.waiting.pop(0)
+        self.begin(found.key, found.key, 0)
+        return found
 
-    def on_report(self, key: str, report: RunReport) -> bool:
-        self.heard.setdefault(key, []).extend(int(row["round"]) for row in report.rows)
-        if report.status != "running":
-            self.ends[key] = report
+    @property
+    def left(self) -> int:
+        return len(self.waiting)
+
+    def reported(self, run: str, rows: list[Record]) -> bool:
+        self.heard.setdefault(run, []).extend(int(row["round"]) for row in rows)
         return False
 
-    def on_process_death(self, key: str) -> None:
-        self.ends[key] = None
+    def record_end(self, run: str, status: str, reason: str) -> str:
+        self.ends[run] = status
+        return run
 
 
-def execute(source: Source, stop: Any = lambda: 0, at_once: int = 2) -> None:
-    with Executor(Engine(), stop, at_once) as executor:
-        executor.run(source)
+def execute(source: Listed, stop: Any = lambda: 0) -> None:
+    with on_ray(Engine(), at_once=2) as executor:
+        executor.run(source, stop)
 
 
 @pytest.mark.long
@@ -96,7 +105,7 @@ def test_processes_are_used_again(here: Path, ray_here: None):
     """Eight runs, two at the same time, use two processes, and every round of each is reported once."""
     source = Listed([spec(here, f"run{number}") for number in range(8)])
     execute(source)
-    assert {key: end.status for key, end in source.ends.items() if end} == {f"run{n}": "finished" for n in range(8)}
+    assert source.ends == {f"run{n}": "finished" for n in range(8)}
     assert all(rounds == [1, 2, 3, 4] for rounds in source.heard.values())
     assert len(set((here / "notes").read_text().split())) <= 3
 
@@ -108,7 +117,7 @@ def test_a_run_whose_process_is_killed_is_resumed_in_another(here: Path, ray_her
     source = Listed([spec(here, "dies", 40, dies=True, checkpoint={"every": 5}), spec(here, "beside")])
     execute(source)
     assert (here / "died").exists()
-    assert {key: end and end.status for key, end in source.ends.items()} == {"dies": "finished", "beside": "finished"}
+    assert source.ends == {"dies": "finished", "beside": "finished"}
     log = (here / "dies" / "run.log").read_text()
     assert log.count(" begins\n") == log.count(" resumes\n") == 1
     results = [json.loads((here / name / "result.json").read_text()) for name in ("calm", "dies")]
@@ -137,4 +146,4 @@ def test_what_was_done_is_read_and_not_run(here: Path, ray_here: None):
 
 def test_rays_client_is_refused():
     with pytest.raises(ConfigError, match="cannot run through Ray's client"):
-        Executor(Engine(address="ray://head:10001"), lambda: 0).start()
+        on_ray(Engine(address="ray://head:10001")).start(lambda: 0)

@@ -14,11 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
+from fedfleet.engine.records.history import Record
 from fedfleet.tune.executor import fork_server
 from fedfleet.tune.executor.executor import check_together
 from fedfleet.tune.executor.process_main import MemberRun
 from fedfleet.tune.executor.processes import Processes
-from fedfleet.tune.executor.source import RunReport, RunRequest, Source
+from fedfleet.tune.executor.source import RunReport, RunRequest
+
+from .test_executor import Listed
 
 
 def request(here: Path, key: str, lr: float, rounds: int = 4, **engine: Any) -> RunRequest:
@@ -32,35 +35,16 @@ def request(here: Path, key: str, lr: float, rounds: int = 4, **engine: Any) -> 
     return RunRequest(key, made, str(here / key), columns=(), may_end=False)
 
 
-class Listed(Source):
-    """A source that hands out a list of runs. `most`: how many were under way at once."""
+class Counted(Listed):
+    """`most`: how many runs were under way at once, by the name of their kind, the first letter of their keys."""
 
-    def __init__(self, requests: list[RunRequest]) -> None:
-        self.waiting, self.ends = list(requests), dict[str, str]()
-        self.live: set[str] = set()
-        self.most: dict[str, int] = {}  # by the kind's name, the first letter of the keys
+    def __init__(self, specs: list[RunRequest]) -> None:
+        super().__init__(specs)
+        self.most: dict[str, int] = {}
 
-    def next(self) -> RunRequest | None:
-        if not self.waiting:
-            return None
-        found = self.waiting.pop(0)
-        self.live.add(found.key)
-        return found
-
-    @property
-    def left(self) -> int:
-        return len(self.waiting)
-
-    def on_report(self, key: str, report: RunReport) -> bool:
-        kind = key[0]
-        self.most[kind] = max(self.most.get(kind, 0), sum(each[0] == kind for each in self.live))
-        if report.status != "running":
-            self.ends[key] = report.status
-            self.live.discard(key)
-        return False
-
-    def on_process_death(self, key: str) -> None:
-        self.ends[key] = "died"
+    def reported(self, run: str, rows: list[Record]) -> bool:
+        self.most[run[0]] = max(self.most.get(run[0], 0), sum(key[0] == run[0] for key in self.live))
+        return super().reported(run, rows)
 
 
 def log(here: Path, key: str) -> str:
@@ -72,7 +56,7 @@ def test_how_many_runs_share_a_process_is_found_for_each_kind(tmp_path: Path):
     that is killed is replaced, also if the fork server is dead too, and its runs go on."""
     alone = [request(tmp_path, f"a{i}", 0.1 * (i + 1), block=1) for i in range(2)]
     shared = [request(tmp_path, f"s{i}", 0.1 * (i + 1)) for i in range(4)]
-    source = Listed([*alone, *shared, *[request(tmp_path, f"a{i}", 0.1 * (i + 1), block=1) for i in (2, 3)]])
+    source = Counted([*alone, *shared, *[request(tmp_path, f"a{i}", 0.1 * (i + 1), block=1) for i in (2, 3)]])
     with Processes(1, 4) as processes:
         server = processes.server
         processes.run(source, lambda: 0)

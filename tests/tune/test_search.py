@@ -350,7 +350,7 @@ def test_mlflow_gets_no_passwords(here: Path):
     asked = {**EXCESS, "storage": database, "warm_start": [f"{database}#lr"], "sampler": "tpe"}
     made = spec({"name": "sgd", "lr": {"search": "loguniform", "low": 0.1, "high": 1.0}}, search=asked)
     wanted = plan({**made, "tracking": {"uri": "http://me:s3cret@127.0.0.1:1/"}})
-    tracker = SearchTracker(wanted, Tracking(uri="http://me:s3cret@127.0.0.1:1/"), here, "id", None)
+    tracker = SearchTracker(wanted, Tracking(uri="http://me:s3cret@127.0.0.1:1/"), here, "id")
     tracker.writer.abandon()
     (text,) = tracker.settings().values()
     assert yaml.safe_load(text)["search"]["storage"] == "postgresql://***@db/x"

@@ -1,25 +1,23 @@
-"""Executes many runs at the same time. Ray is loaded only if the runs need it."""
+"""Which executor runs get: processes that they share, or a process of Ray for each."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from ...engine.config.schema import Engine, workers_on
 from ...engine.errors import ConfigError
 from ...workloads.processors import processors
 from ..streams import tell
 from .fork_server import not_needed
-from .processes import Processes
-from .source import Source
+from .source import Executor
 
 WANTED = Literal["auto"] | bool
 """Whether runs share processes: auto where that is possible."""
 
 
 def why_not_together(engine: Engine, workers: int = 0) -> str:
-    """Why runs with these settings cannot share processes; "" if they can. workers: see `Executor`."""
+    """Why runs with these settings cannot share processes; "" if they can. workers: see `on_ray`."""
     if engine.address:
         return f"engine.address={engine.address} names a cluster"
     if other_machines():
@@ -65,66 +63,13 @@ def cpus_for(engine: Engine, processes: int) -> float:
     return max(engine.cpus, processors() / processes)
 
 
-class Executor:
-    """Executes the runs that sources hand out. A context manager: at its end it stops Ray if it has started it."""
+def on_ray(engine: Engine, at_once: int | None = None, workers: int = 0, share: bool = False) -> Executor:
+    """Executes every run in a process of its own, which Ray starts. Does not connect to Ray yet.
 
-    def __init__(
-        self,
-        engine: Engine,
-        stop: Callable[[], Any],
-        at_once: int | None = None,
-        workers: int = 0,
-        share: bool = False,
-        processes: Processes | None = None,
-    ) -> None:
-        """Does not connect to Ray yet.
+    engine: settings of the cluster and of the resources of a run. at_once: largest number of simultaneous runs; None:
+    as many as fit. workers: worker processes of a run beside its own process; 0: a run takes place in its own process
+    only. share: with `at_once`, whether runs share the processors if there are fewer than all of them would reserve.
+    """
+    from .ray_tune import RayTune  # it loads Ray
 
-        engine: settings of the cluster and of the resources of a run. stop: polled while runs are under way; when it
-        returns something true, no further run begins, and those under way write a checkpoint and end. at_once: largest
-        number of simultaneous runs; None: as many as fit. workers: worker processes of a run beside its own process;
-        0: a run takes place in its own process only. share: with `at_once`, whether runs share the processors if there
-        are fewer than all of them would reserve. processes: those of this machine that runs share, without Ray; None
-        for a process of Ray for each run.
-        """
-        self.processes = processes
-        self.engine = engine.model_copy(update={"backend": "ray", "workers": max(1, workers)})
-        self.stop, self.at_once, self.workers, self.share = stop, at_once, workers, share
-        self.ours = self.started = False
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.ours:
-            from ...engine.backends.ray.local_ray import disconnect
-
-            disconnect()
-
-    def start(self) -> None:
-        """Connect to Ray or start it. Raises ConfigError if that is impossible, or if a run could never be placed, and
-        Interrupted if `stop` returns a signal meanwhile."""
-        from ...engine.backends.ray.connect import connect
-
-        if (self.engine.address or "").startswith("ray://"):
-            raise ConfigError(
-                f"engine.address={self.engine.address}: searches and studies cannot run through Ray's client; start "
-                "the command on a node of the cluster, with auto or HOST:PORT as the address"
-            )
-        if not self.started:
-            self.ours, self.started = connect(self.engine, self._signal), True
-
-    def _signal(self) -> int:
-        """The number of a signal that asks to end, or 0."""
-        found = self.stop()
-        return found if isinstance(found, int) else 0
-
-    def run(self, source: Source) -> None:
-        """Execute the source's runs, until it has none left or `stop` asks to end. Returns when no run is under way."""
-        if self.processes is not None:
-            self.processes.run(source, self.stop)
-            return
-        self.start()
-        from .ray_tune import execute
-
-        one = {"CPU": self.engine.cpus, "GPU": self.engine.gpus}
-        execute(source, one, self.workers, self.at_once, self.share, self.stop)
+    return RayTune(engine, at_once, workers, share)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...engine.errors import FedFleetError
 from .fork_server import ForkServer, taken
-from .source import HEARTBEAT_SECONDS, RunRequest, Source
+from .source import HEARTBEAT_SECONDS, Executor, RunRequest, Source
 
 GRACE_SECONDS = 30.0
 """The time in which processes must write checkpoints and end when they are asked to."""
@@ -66,8 +66,8 @@ class Process:
         self.connection.close()
 
 
-class Processes:
-    """Executes a source's runs in processes that several runs share. A context manager, which ends the processes."""
+class Processes(Executor):
+    """Executes runs in processes of this machine that several runs share, without Ray."""
 
     def __init__(self, processes: int, at_once: int) -> None:
         """Starts the processes. at_once: the most runs of all processes together."""
@@ -81,22 +81,11 @@ class Processes:
         self.died: set[str] = set()  # keys of runs whose process died once
         self.failed_starts = 0
 
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def load(self, experiment: dict[str, Any]) -> None:
-        """Have all processes load the data of an experiment now, while the driver prepares runs with these data.
-
-        experiment: plain data."""
         for process in self.processes:
             process.send("data", experiment)
 
-    def run(self, source: Source, stop: Callable[[], Any]) -> None:
-        """Execute runs until the source has none left or `stop` returns something true. Returns when all runs that were
-        under way have ended."""
+    def run(self, source: Source[Any], stop: Callable[[], Any]) -> None:
         self.source = source
         while self._hand_out(stop):
             if stop():
@@ -107,7 +96,6 @@ class Processes:
                 self._hear(process)
 
     def close(self) -> None:
-        """End the processes, after their runs have written checkpoints."""
         for process in self.processes:
             process.send("stop")
         started = any(process.id for process in self.processes)  # otherwise the server may still be importing

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import queue
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,16 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from .run_actor import GRACE_SECONDS, RunActor
-from .source import Source
+from ...engine.backends.ray.connect import connect
+from ...engine.backends.ray.local_ray import disconnect
+from ...engine.config.schema import Engine
+from ...engine.errors import ConfigError
+from ...engine.stopping import on_signal
+from .requested_run import RequestedRun
+from .source import HEARTBEAT_SECONDS, Executor, RunReport, RunRequest, Source
+
+GRACE_SECONDS = 30.0
+"""The time in which a run must write a checkpoint and end when it is asked to."""
 
 SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # its table cannot be switched off, and we print a line of our own
@@ -41,7 +50,7 @@ class NotPickled:
 class SourceSearcher(NotPickled, Searcher):
     """A searcher of Tune that hands out the source's runs, at most `limit` at once. `live`: Tune's id -> run's key."""
 
-    def __init__(self, source: Source, limit: int) -> None:
+    def __init__(self, source: Source[Any], limit: int) -> None:
         super().__init__()
         self.source, self.limit = source, limit
         self.live: dict[str, str] = {}
@@ -71,7 +80,7 @@ class SourceSearcher(NotPickled, Searcher):
 class SourceScheduler(NotPickled, FIFOScheduler):
     """A scheduler of Tune: runs start in the order of their requests, and end when the source says so."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source[Any]) -> None:
         super().__init__()
         self.source = source
         self.on_signal = signal.getsignal(signal.SIGUSR1)
@@ -104,47 +113,75 @@ class StopWhenAsked(NotPickled, tune.Stopper):
         return bool(self.asked())
 
 
-def execute(
-    source: Source,
-    one: dict[str, float],
-    workers: int,
-    at_once: int | None,
-    share: bool,
-    stop: Callable[[], Any],
-) -> None:
-    """Execute a source's runs until it has none left or `stop` returns something true. Returns when all runs that were
-    under way have ended. Ray must be connected.
+class RayTune(Executor):
+    """Executes runs as trials of Ray Tune; see `executor.on_ray`."""
 
-    one: what a run's process, or each of its worker processes, reserves. at_once, workers, share: as in `Executor`.
-    """
-    bundles = bundles_of_run(shared(one, at_once) if share and at_once else one, workers)
-    limit = at_once or fitting(bundles)
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the source reports a process that died, in one sentence
-    with tempfile.TemporaryDirectory(prefix="ff-tune-") as scratch:
-        tuner = tune.Tuner(
-            tune.with_resources(RunActor, tune.PlacementGroupFactory(bundles, strategy="STRICT_PACK")),
-            tune_config=tune.TuneConfig(
-                search_alg=SourceSearcher(source, limit),
-                scheduler=SourceScheduler(source),
-                num_samples=-1,
-                reuse_actors=True,  # a new process would spend seconds on importing torch
-                trial_name_creator=lambda trial: trial.config["run"].key,
-                trial_dirname_creator=lambda trial: trial.config["run"].key,
-            ),
-            run_config=tune.RunConfig(
-                name="runs",
-                storage_path=scratch,
-                stop=StopWhenAsked(stop),
-                verbose=0,
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run writes its own checkpoint
-                failure_config=tune.FailureConfig(
-                    max_failures=1
-                ),  # for a process that died; other failures are reports
-            ),
-        )
-        tuner.fit()
+    def __init__(self, engine: Engine, at_once: int | None, workers: int, share: bool) -> None:
+        self.engine = engine.model_copy(update={"backend": "ray", "workers": max(1, workers)})
+        self.at_once, self.workers, self.share = at_once, workers, share
+        self.ours = self.started = False
+
+    def start(self, stop: Callable[[], Any]) -> None:
+        """Connect to Ray or start it."""
+        if (self.engine.address or "").startswith("ray://"):
+            raise ConfigError(
+                f"engine.address={self.engine.address}: searches and studies cannot run through Ray's client; start "
+                "the command on a node of the cluster, with auto or HOST:PORT as the address"
+            )
+        if not self.started:
+            self.ours, self.started = connect(self.engine, lambda: signal_of(stop)), True
+
+    def run(self, source: Source[Any], stop: Callable[[], Any]) -> None:
+        self.start(stop)
+        bundles = self._bundles()
+        limit = self.at_once or fitting(bundles)
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the source says that a process died
+        with tempfile.TemporaryDirectory(prefix="ff-tune-") as scratch:
+            tuner = tune.Tuner(
+                tune.with_resources(RunActor, tune.PlacementGroupFactory(bundles, strategy="STRICT_PACK")),
+                tune_config=tune.TuneConfig(
+                    search_alg=SourceSearcher(source, limit),
+                    scheduler=SourceScheduler(source),
+                    num_samples=-1,
+                    reuse_actors=True,  # a new process would spend seconds on importing torch
+                    trial_name_creator=lambda trial: trial.config["run"].key,
+                    trial_dirname_creator=lambda trial: trial.config["run"].key,
+                ),
+                run_config=tune.RunConfig(
+                    name="runs",
+                    storage_path=scratch,
+                    stop=StopWhenAsked(stop),
+                    verbose=0,
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run writes its own checkpoint
+                    failure_config=tune.FailureConfig(
+                        max_failures=1
+                    ),  # for a process that died; other failures are reports
+                ),
+            )
+            tuner.fit()
+
+    def close(self) -> None:
+        if self.ours:
+            disconnect()
+
+    def _bundles(self) -> list[dict[str, float]]:
+        """The resources that a run reserves from its beginning to its end.
+
+        A run with worker processes has one bundle for each of them, beside an empty one for the run itself, in one
+        placement group on one node. It starts only if all fit, so two runs cannot wait for each other's workers.
+        """
+        one = {"CPU": self.engine.cpus, "GPU": self.engine.gpus}
+        one = shared(one, self.at_once) if self.share and self.at_once else one
+        one = {name: amount for name, amount in one.items() if amount}
+        return [{}, *[one] * self.workers] if self.workers else [one]
+
+
+def signal_of(stop: Callable[[], Any]) -> int:
+    """The number of a signal that asks to end, or 0."""
+    found = stop()
+    return found if isinstance(found, int) else 0
 
 
 def shared(one: dict[str, float], at_once: int) -> dict[str, float]:
@@ -154,18 +191,86 @@ def shared(one: dict[str, float], at_once: int) -> dict[str, float]:
     return {name: min(amount, parts[name]) if parts[name] else amount for name, amount in one.items()}
 
 
-def bundles_of_run(one: dict[str, float], workers: int) -> list[dict[str, float]]:
-    """The resources that a run reserves from its beginning to its end.
-
-    A run with worker processes has one bundle for each of them, beside an empty one for the run itself, in one
-    placement group on one node. It starts only if all fit, so two runs cannot wait for each other's workers.
-    """
-    one = {name: amount for name, amount in one.items() if amount}
-    return [{}, *[one] * workers] if workers else [one]
-
-
 def fitting(bundles: list[dict[str, float]]) -> int:
     """The number of runs that fit into the cluster, at least 1. bundles: resources of a run."""
     have = ray.cluster_resources()
     need = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
     return max(1, min(int(have.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount))
+
+
+# --- the process of a run ---------------------------------------------------------------------------------------------
+class RunActor(tune.Trainable):
+    """A trainable of Ray Tune, whose `step` returns the next report. The run has a thread of its own, so that it can be
+    asked to end in the middle of a round."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        on_signal()  # the process that has started Tune says when to stop
+        self.config, self.running = config, None
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Prepare for another run in the same process, which saves the time of importing torch."""
+        self.cleanup()
+        self.setup(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        if self.running is None:  # not earlier: Tune may start an actor and then choose another one for the run
+            self.running = RunThread(self.config["run"], self.config["cwd"], self.config["variables"])
+        return {"report": self.running.next()}
+
+    def cleanup(self) -> None:
+        if self.running is not None:
+            self.running.stop()
+
+
+class RunThread(RequestedRun):
+    """A run in a thread of its own.
+
+    After each report the run waits until the next one is asked for, so that a run that its report ends does not
+    continue in the meantime.
+    """
+
+    def __init__(self, spec: RunRequest, cwd: str, variables: dict[str, str]) -> None:
+        super().__init__(spec)
+        self.cwd, self.variables = cwd, variables
+        self.reports: queue.Queue[RunReport] = queue.Queue()
+        self.heard = threading.Semaphore(0)
+        self.unheard = False  # whether the run waits for the answer to its last report
+        self.thread = threading.Thread(target=self._run, name="run", daemon=True)
+        self.thread.start()
+
+    # --- the driver's side --------------------------------------------------------------------------------------------
+    def next(self) -> RunReport:
+        """The next report, or an empty one after HEARTBEAT_SECONDS without a report."""
+        if self.unheard:
+            self.unheard = False
+            self.heard.release()
+        try:
+            report = self.reports.get(timeout=HEARTBEAT_SECONDS)
+        except queue.Empty:
+            return RunReport([], "running", "")
+        self.unheard = report.status == "running"
+        return report
+
+    def stop(self) -> None:
+        """Ask the run to write a checkpoint and end; wait for it."""
+        self.asked = signal.SIGTERM
+        self.heard.release()
+        self.thread.join(GRACE_SECONDS)
+        if self.thread.is_alive():
+            os._exit(1)  # else the next run of this process would run beside it
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+    def send(self, report: RunReport) -> None:
+        self.reports.put(report)
+        if report.status == "running" and not self.asked:
+            self.heard.acquire()
+
+    def _run(self) -> None:
+        for _ in self.execute():
+            pass
+
+    def _run_or_read(self, folder: Path) -> Generator[Any, Any, None]:
+        os.environ.update(self.variables)
+        os.chdir(self.cwd)
+        return super()._run_or_read(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from ...engine.storage.atomic_write import write
 from ...engine.storage.expanded import expanded
 from ...engine.storage.lock import exclusive
 from ...engine.storage.secrets import redacted_data
-from ..executor.executor import Executor, check_together, processes_here, why_not_together
-from ..executor.observed import RunsObserver, observed
+from ..executor.executor import check_together, on_ray, processes_here, why_not_together
 from ..executor.processes import Processes
-from ..executor.source import remove_resume_files
+from ..executor.source import Executor, RunsObserver, observed, remove_resume_files
 from ..ranges import corners
 from .folder import LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
 from .found import Found, found
@@ -41,7 +40,6 @@ def search(
     *,
     resume: bool = False,
     progress: bool = False,
-    parent: str | None = None,
     stop: Stop | None = None,
 ) -> Found:
     """Find the best values for the ranges in an experiment, such as {search: loguniform, low: 1e-3, high: 1}.
@@ -49,8 +47,8 @@ def search(
     data: plain data of the experiment, as `files.load_data` reads them, with ranges and optionally a section `search`
     (see `plan.SearchSettings`). folder: for the search's files. resume: continue the search in the folder if there is
     one; a complete search returns at once, and `data` must be the same except for FREE and FREE_OF_TRIALS. progress:
-    show the progress on standard error. parent: id of an MLflow run in which the search's run is nested. stop: the flag
-    of the caller that signals set, where the search is a part of something that they end too.
+    show the progress on standard error. stop: the flag of the caller that signals set, where the search is a part of
+    something that they end too.
 
     Connects to Ray or starts it, unless trials share processes. Raises ConfigError for a search that cannot run as it
     is written, Interrupted on a signal (`resume` then loses no trial that has ended), FedFleetError if no trial
@@ -60,25 +58,25 @@ def search(
         raise ConfigError("folder must name the search's folder, got an empty text; give a path")
     wanted, path = plan(dict(data)), expanded(folder).resolve()
     refuse(wanted, path, resume)
-    with shared_processes(wanted) as processes:  # they start while this process prepares the search
-        if processes is not None and all(each.key.startswith("method.") for each in wanted.ranges):
-            processes.load(inner(first_experiment(wanted), wanted.settings.workers).plain())
+    with executor_of(wanted) as executor:  # processes that trials share start while this one prepares the search
+        if all(each.key.startswith("method.") for each in wanted.ranges):
+            executor.load(inner(first_experiment(wanted), wanted.settings.workers).plain())
         try_out(wanted, path)
         with exclusive(path, LOCK):
             refuse(wanted, path, resume)  # again, since another process may have used the folder
             with nothing_left(path):
-                source = prepared(wanted, path, progress, parent)
-            return conducted(source, processes, stop)
+                source = prepared(wanted, path, progress)
+            return conducted(source, executor, stop)
 
 
-def prepared(wanted: SearchPlan, folder: Path, progress: bool, parent: str | None) -> TrialSource:
+def prepared(wanted: SearchPlan, folder: Path, progress: bool) -> TrialSource:
     """Prepare everything except the trials, so that configuration errors are raised before anything runs."""
     kept = search_ids(folder, wanted)
     data = wanted.plain()
     has_secrets = redacted_data(data) != data  # they stay in the file, for a search that is resumed from it
     write(folder / SAVED, yaml.safe_dump(data, sort_keys=False), private=has_secrets)
     store = store_of(wanted, folder, kept)
-    watched_by = observers(wanted, folder, kept.search_id, progress, parent)
+    watched_by = observers(wanted, folder, kept.search_id, progress)
     return TrialSource(wanted, store, folder, kept.search_id, watched_by)
 
 
@@ -88,17 +86,15 @@ def store_of(wanted: SearchPlan, folder: Path, kept: SearchIds) -> TrialStore:
     return TrialStore(wanted, url, kept.study, kept.search_id, earlier=not kept.owns)
 
 
-def observers(
-    wanted: SearchPlan, folder: Path, search_id: str, progress: bool, parent: str | None
-) -> list[RunsObserver[Trial]]:
+def observers(wanted: SearchPlan, folder: Path, search_id: str, progress: bool) -> list[RunsObserver[Trial]]:
     tracking = first_experiment(wanted).tracking
     found: list[RunsObserver[Trial]] = [SearchProgress(wanted)] if progress else []
     if tracking.uri != "none" and tracking.name == "mlflow":
-        found.append(SearchTracker(wanted, tracking, folder, search_id, parent))
+        found.append(SearchTracker(wanted, tracking, folder, search_id))
     return found
 
 
-def conducted(source: TrialSource, processes: Processes | None, flag: Stop | None = None) -> Found:
+def conducted(source: TrialSource, executor: Executor, flag: Stop | None = None) -> Found:
     """Run the trials that are left, and notify the observers. flag: that a signal sets, a new one by default."""
     with stopping(flag) as stop, observed(source.observers):
         clean_up_ended(source)
@@ -106,9 +102,9 @@ def conducted(source: TrialSource, processes: Processes | None, flag: Stop | Non
         for observer in source.observers:
             observer.begins("trial", source.plan.trials, ended)
         try:
-            if source.store.open() and not stop():
+            if source.left and not stop():
                 with suppress(Interrupted):  # while Ray starts; told in the next line
-                    execute(source, stop, processes)
+                    execute(source, executor, stop)
             if stop():
                 raise Interrupted(stop(), left(source))
             if source.broken:
@@ -118,30 +114,24 @@ def conducted(source: TrialSource, processes: Processes | None, flag: Stop | Non
             clean_up_ended(source)
 
 
-def execute(source: TrialSource, stop: Callable[[], int], processes: Processes | None) -> None:
-    """Run trials until none is left or `stop` returns the number of a signal. processes: those that trials share, None
-    if each has its own."""
-    plan = source.plan
-    at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
-    engine, workers = first_experiment(plan).engine, plan.settings.workers
-    threading.Thread(target=import_packages, args=(plan,), name="imports", daemon=True).start()
-    with Executor(engine, lambda: stop() or source.broken, at_once, workers, processes=processes) as executor:
-        if processes is None:
-            try:
-                executor.start()
-            except ConfigError as error:
-                raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
-        executor.run(source)
+def execute(source: TrialSource, executor: Executor, stop: Callable[[], int]) -> None:
+    """Run trials until none is left or `stop` returns the number of a signal."""
+    threading.Thread(target=import_packages, args=(source.plan,), name="imports", daemon=True).start()
+    try:
+        executor.start(stop)
+    except ConfigError as error:
+        raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
+    executor.run(source, lambda: stop() or source.broken)
 
 
-def shared_processes(plan: SearchPlan) -> AbstractContextManager[Processes | None]:
-    """The processes that trials share; None if each has its own. Raises ConfigError if they must share and cannot."""
-    engine = first_experiment(plan).engine
-    why_not = why_not_together(engine, plan.settings.workers)
-    if not why_not and "seconds" in plan.settings.objectives:
+def executor_of(plan: SearchPlan) -> Executor:
+    """Executes the trials. Raises ConfigError if they must share processes and cannot."""
+    engine, asked = first_experiment(plan).engine, plan.settings
+    why_not = why_not_together(engine, asked.workers)
+    if not why_not and "seconds" in asked.objectives:
         why_not = "seconds is an objective, and trials that share a process share its time"
-    if not check_together("search.together", plan.settings.together, why_not):
-        return nullcontext()
+    if not check_together("search.together", asked.together, why_not):
+        return on_ray(engine, None if asked.concurrent == "auto" else asked.concurrent, asked.workers)
     most = processes_here(engine)
     at_once = plan.at_once(most)
     return Processes(min(most, at_once), at_once)

@@ -30,9 +30,8 @@ class SearchTracker(TrackerOfRuns[Trial]):
     child_tag = "fedfleet.trial"
     files = ("best.yaml", "result.json", "report.html")
 
-    def __init__(self, plan: SearchPlan, tracking: Tracking, folder: Path, search_id: str, parent: str | None) -> None:
-        """parent: id of an MLflow run in which the search's run is nested."""
-        self.plan, self.search_id, self.parent = plan, search_id, parent
+    def __init__(self, plan: SearchPlan, tracking: Tracking, folder: Path, search_id: str) -> None:
+        self.plan, self.search_id = plan, search_id
         super().__init__(tracking.uri, tracking.experiment, folder, tracking.system)
 
     def plain(self) -> dict[str, Any]:
@@ -40,10 +39,9 @@ class SearchTracker(TrackerOfRuns[Trial]):
 
     def header(self) -> RunHeader:
         kind = {"fedfleet.search_id": self.search_id, "kind": "search"}
-        outer = {"mlflow.parentRunId": self.parent} if self.parent else {}
         asked = {key: value for key, value in self.plain().items() if key not in ("tracking", "plugins")}
         plugins = [find_plugin(name) for name in self.plan.data.get("plugins", ())]
-        tags = {**origin(plugins), **kind, **outer}
+        tags = {**origin(plugins), **kind}
         return RunHeader(str(self.plan.data.get("name") or "search"), tags, redacted_data(asked))
 
     def begins(self, what: str, total: int, ended: Sequence[Trial]) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, nearest
 from ...engine.rounds.driver import Record
-from ..executor.observed import ObservedSource, RunsObserver
-from ..executor.source import RunRequest
+from ..executor.source import RunRequest, RunsObserver, Source
 from .folder import trial_folder
 from .plan import TOTALS, SearchPlan
 from .trial_store import Trial, TrialStore
@@ -25,7 +24,7 @@ def add_record(rows: list[Record], row: Record) -> None:
     rows.append(row)
 
 
-class TrialSource(ObservedSource[Trial]):
+class TrialSource(Source[Trial]):
     """Connects the executor with Optuna's storage and the observers."""
 
     def __init__(

@@ -134,10 +134,6 @@ class TrialStore:
         """The number of trials that are left to run."""
         return len(self.unfinished) + max(0, self.plan.trials - len(self.ids))
 
-    def open(self) -> bool:
-        """Whether a trial is left to run."""
-        return self.left > 0
-
     # --- reports --------------------------------------------------------------------------------------------------
     def report(self, number: int, round: int, value: float) -> bool:
         """Record the objective's value after a round; returns whether the pruner ends the trial here."""

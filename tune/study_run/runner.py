@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +19,9 @@ from ...engine.state.checkpoint import checkpointed_rounds
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.lock import exclusive
 from ...workloads.processors import processors
-from ..executor.executor import Executor, check_together, why_not_together
-from ..executor.observed import ObservedSource, RunsObserver, observed
+from ..executor.executor import check_together, on_ray, why_not_together
 from ..executor.processes import Processes
-from ..executor.source import RunRequest, remove_resume_files
+from ..executor.source import Executor, RunRequest, RunsObserver, Source, observed, remove_resume_files
 from ..report.files import import_packages, write_report
 from ..streams import tell
 from ..study.cells import Cell, cells, trials
@@ -75,9 +74,11 @@ def run_study(
     refuse_other_kind(path, "study")
     folder, engine = StudyFolder(path), Engine.model_validate(cells(study)[0].data["engine"])
     jobs = jobs or (None if engine.address else processors())
-    together = check_together("tune.together", study.tune.together, why_not_together(engine))
-    shared = Processes(jobs or 1, CELLS_OF_PROCESS * (jobs or 1)) if together else nullcontext()
-    with shared as processes, exclusive(path, ".study.lock"), stopping() as stop:
+    if check_together("tune.together", study.tune.together, why_not_together(engine)):
+        executor = Processes(jobs or 1, CELLS_OF_PROCESS * (jobs or 1))
+    else:
+        executor = on_ray(engine, jobs, share=not engine.address)
+    with executor, exclusive(path, ".study.lock"), stopping() as stop:
         folder.keep(study)
         restore(path)
         check_restored(path, (study.report.metric, study.deciding))
@@ -87,14 +88,13 @@ def run_study(
         try:
             with observed(observers):
                 threading.Thread(target=import_packages, name="imports", daemon=True).start()
-                with Executor(engine, stop, jobs, share=not engine.address, processes=processes) as executor:
-                    source = Cells(folder, observers, keep_models)
-                    source.groups.append(TRIALS)
-                    if any(folder.searched(key) is None for key in searches(study)):
-                        execute(executor, source, stop)
-                        search_ranges(study, folder, executor, jobs, stop, quiet)
-                    source.groups.extend((CELLS, FORKS))
+                source = Cells(folder, observers, keep_models)
+                source.groups.append(TRIALS)
+                if any(folder.searched(key) is None for key in searches(study)):
                     execute(executor, source, stop)
+                    search_ranges(study, folder, executor, jobs, stop, quiet)
+                source.groups.extend((CELLS, FORKS))
+                execute(executor, source, stop)
                 if stop():
                     raise Interrupted(stop())
                 remove_parents_states(folder)
@@ -111,7 +111,7 @@ def run_study(
 def execute(executor: Executor, source: Cells, stop: Stop) -> None:
     """Execute the groups of a source, unless a signal asks to end."""
     if not stop() and source.ready():
-        executor.run(source)
+        executor.run(source, stop)
     for observer in source.observers:
         observer.pauses()
 
@@ -124,13 +124,12 @@ def search_ranges(
         return
     from .searching import run_searches  # it takes Optuna, which most studies do without
 
-    if executor.processes is None:
-        executor.start()  # one Ray for all searches and the cells
+    executor.start(stop)  # one Ray for all searches and the cells
     for failed in run_searches(study, folder, jobs, stop, quiet):
         tell(f"search failed: {failed}")
 
 
-class Cells(ObservedSource[Cell]):
+class Cells(Source[Cell]):
     """The source of a study: hands out the cells that are not over, group after group.
 
     A group begins when all cells of the group before it have ended.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import yaml
 
 from ...engine.storage.secrets import redacted_data
-from ..executor.observed import Run, RunsObserver
+from ..executor.source import Run, RunsObserver
 from .mlflow_writer import MlflowWriter
 from .run_header import RunHeader
 from .stores import store
