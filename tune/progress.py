@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -95,10 +95,6 @@ class ProgressOfRuns(LiveLine, RunsObserver[Run]):
         self.best: tuple[float, str] | None = None  # value and label of the best run
 
     @abstractmethod
-    def key(self, run: Run) -> Hashable:
-        """What tells the runs apart."""
-
-    @abstractmethod
     def label(self, run: Run) -> str:
         """How a run is called."""
 
@@ -113,8 +109,8 @@ class ProgressOfRuns(LiveLine, RunsObserver[Run]):
     def begins(self, what: str, total: int, ended: Sequence[Run]) -> None:
         self.close()
         self.what, self.total, self.done, self.earlier = what, total, len(ended), len(ended)
-        self.shares: dict[Hashable, tuple[str, float]] = {}  # run under way -> label, share of its rounds that is done
-        self.rounds: dict[Hashable, int] = {}
+        self.shares: dict[str, tuple[str, float]] = {}  # run under way -> label, share of its rounds that is done
+        self.rounds: dict[str, int] = {}
         self.since = time.monotonic()
         for run in ended:
             self._rank(run)
@@ -124,7 +120,7 @@ class ProgressOfRuns(LiveLine, RunsObserver[Run]):
 
     def run_begins(self, run: Run, rounds: int) -> None:
         if rounds:  # else it fails before its first one
-            self.rounds[self.key(run)] = rounds
+            self.rounds[run.key] = rounds
             self._advance(run, 0)
 
     def run_rounds(self, run: Run, rows: list[Record]) -> None:
@@ -134,7 +130,7 @@ class ProgressOfRuns(LiveLine, RunsObserver[Run]):
     def run_ends(self, run: Run) -> None:
         self.done += 1
         self._rank(run)
-        self.shares.pop(self.key(run), None)
+        self.shares.pop(run.key, None)
         self._show()
         self.say(*self.lines(run))
 
@@ -156,8 +152,7 @@ class ProgressOfRuns(LiveLine, RunsObserver[Run]):
             self.best = value, self.label(run)
 
     def _advance(self, run: Run, done: float) -> None:
-        key = self.key(run)
-        self.shares[key] = self.label(run), done / self.rounds[key]
+        self.shares[run.key] = self.label(run), done / self.rounds[run.key]
         self._show()
 
     def _time_left(self) -> str:

@@ -65,7 +65,7 @@ def spec(here: Path, key: str, rounds: int = 4, dies: bool = False, **keys: Any)
     return RunRequest(key, made, str(here / key), columns=())
 
 
-class Listed(Source[str]):
+class Listed(Source[RunRequest]):
     """A source that hands out a list of runs. `heard`: key -> the rounds that it has reported; `ends`: key -> how it
     ended."""
 
@@ -79,19 +79,19 @@ class Listed(Source[str]):
         if not self.waiting:
             return None
         found = self.waiting.pop(0)
-        self.begin(found.key, found.key, 0)
+        self.begin(found, 0)
         return found
 
     @property
     def left(self) -> int:
         return len(self.waiting)
 
-    def reported(self, run: str, rows: list[Record]) -> bool:
-        self.heard.setdefault(run, []).extend(int(row["round"]) for row in rows)
+    def reported(self, run: RunRequest, rows: list[Record]) -> bool:
+        self.heard.setdefault(run.key, []).extend(int(row["round"]) for row in rows)
         return False
 
-    def record_end(self, run: str, status: str, reason: str) -> str:
-        self.ends[run] = status
+    def record_end(self, run: RunRequest, status: str, reason: str) -> RunRequest:
+        self.ends[run.key] = status
         return run
 
 

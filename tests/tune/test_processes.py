@@ -42,8 +42,9 @@ class Counted(Listed):
         super().__init__(specs)
         self.most: dict[str, int] = {}
 
-    def reported(self, run: str, rows: list[Record]) -> bool:
-        self.most[run[0]] = max(self.most.get(run[0], 0), sum(key[0] == run[0] for key in self.live))
+    def reported(self, run: RunRequest, rows: list[Record]) -> bool:
+        kind = run.key[0]
+        self.most[kind] = max(self.most.get(kind, 0), sum(key[0] == kind for key in self.live))
         return super().reported(run, rows)
 
 

@@ -21,10 +21,10 @@ from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.tune.files import load
 from fedfleet.tune.search.folder import same
 from fedfleet.tune.search.found import Found
+from fedfleet.tune.search.observers import SearchTracker
 from fedfleet.tune.search.optuna_storage import storage_url
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.run import search
-from fedfleet.tune.search.search_tracker import SearchTracker
 from fedfleet.tune.search.trial_store import TrialStore
 
 from .commands import invoke

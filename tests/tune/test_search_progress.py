@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from fedfleet.tune.search.observers import SearchProgress
 from fedfleet.tune.search.plan import plan
-from fedfleet.tune.search.search_progress import SearchProgress
 from fedfleet.tune.search.trial_store import Trial
 
 DATA = {

@@ -21,16 +21,15 @@ from fedfleet.engine import run
 from fedfleet.engine.config.schema import Engine, experiment
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.runs.saved_files import read_rows
-from fedfleet.engine.stopping import Stop
 from fedfleet.engine.storage.lock import exclusive
 from fedfleet.tune.executor.executor import processes_here
 from fedfleet.tune.search.plan import plan
-from fedfleet.tune.study.direction import with_direction
+from fedfleet.tune.study.check import with_direction
 from fedfleet.tune.study.folder import StudyFolder
+from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import load
-from fedfleet.tune.study_run.runner import run_study
-from fedfleet.tune.study_run.searching import run_searches
-from fedfleet.tune.study_run.study_tracker import StudyTracker
+from fedfleet.tune.study_run.observers import StudyTracker
+from fedfleet.tune.study_run.runner import bounded, run_study
 
 from ..faults.runs import untimed
 from .commands import COMMAND, below, invoke, shell, until
@@ -437,12 +436,10 @@ def test_jobs_bound_the_searches(
         methods={"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}},
         tune={"each": "once", "together": together},
     )
-    asked: list[Any] = []
     monkeypatch.setattr("fedfleet.workloads.processors.affinity", lambda: 8)
     monkeypatch.setattr("fedfleet.workloads.processors.quota", lambda: math.inf)
-    monkeypatch.setattr("fedfleet.tune.study_run.searching.search", lambda data, *_, **__: asked.append(plan(data)))
-    assert run_searches(with_direction(load(file)), StudyFolder(tmp_path / "out"), jobs, Stop()) == []
-    (wanted,) = asked
+    (data,) = searches(with_direction(load(file))).values()
+    wanted = plan(bounded(data, together, jobs))
     assert (wanted.settings.concurrent, wanted.settings.together) == (concurrent, together)
     assert processes_here(Engine.model_validate(wanted.data["engine"])) == processes
 

@@ -14,8 +14,7 @@ import yaml
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.report.findings import chosen_by
 from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
-from fedfleet.tune.study.check import checked, resolve
-from fedfleet.tune.study.direction import with_direction
+from fedfleet.tune.study.check import checked, resolve, with_direction
 from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import Study, load, shipped

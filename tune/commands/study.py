@@ -47,7 +47,7 @@ def command(
     if address is None:
         begin()  # it imports beside this process
 
-    from ..study_run.study_command import run_named
+    from ..study_run.runner import run_named  # it imports torch
 
     given = {key: value for key, value in reduced.items() if value is not None}
     if address is not None:

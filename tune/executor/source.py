@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ...engine.errors import Interrupted
 from ...engine.planning.execution_plan import without_numbers
@@ -60,7 +60,14 @@ class RunReport(NamedTuple):
     reason: str
 
 
-Run = TypeVar("Run")
+class Keyed(Protocol):
+    """What has a name that is unique among the runs of its source."""
+
+    @property
+    def key(self) -> str: ...
+
+
+Run = TypeVar("Run", bound=Keyed)
 """A trial of a search, or a cell of a study."""
 
 
@@ -127,15 +134,16 @@ class Source(ABC, Generic[Run]):
     def record_end(self, run: Run, status: str, reason: str) -> Run:
         """Record how a run has ended; returns the run as it is then. status: finished, pruned, diverged or failed."""
 
-    def begin(self, key: str, run: Run, rounds: int) -> None:
+    def begin(self, run: Run, rounds: int) -> None:
         """A run begins."""
-        self.live[key] = run
+        self.live[run.key] = run
         for observer in self.observers:
             observer.run_begins(run, rounds)
 
-    def end(self, key: str, status: str, reason: str = "") -> None:
+    def end(self, run: Run, status: str, reason: str = "") -> None:
         """A run has ended."""
-        run = self.record_end(self.live.pop(key), status, reason)
+        del self.live[run.key]
+        run = self.record_end(run, status, reason)
         for observer in self.observers:
             observer.run_ends(run)
 
@@ -148,15 +156,15 @@ class Source(ABC, Generic[Run]):
         for observer in self.observers:
             observer.run_rounds(run, report.rows)
         if report.status != "running":
-            self.end(key, report.status, report.reason)
+            self.end(run, report.status, report.reason)
         elif lags:
-            self.end(key, "pruned")
+            self.end(run, "pruned")
         return lags or report.status != "running"
 
     def on_process_death(self, key: str) -> None:
         """The process of a run died, and so did the process that tried the run again. No report follows."""
         if key in self.live:
-            self.end(key, "failed", "the run's process died, twice; it may have run out of memory")
+            self.end(self.live[key], "failed", "the run's process died, twice; it may have run out of memory")
 
 
 class Executor:

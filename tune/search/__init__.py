@@ -8,7 +8,7 @@ folder          the folder of a search
 trial_source    the source of trials for the executor
 trial_store     the trials in Optuna's storage
 optuna_storage  opens a storage; optuna_samplers: propose values; warm_start: the trials of earlier searches
-search_progress, search_tracker    tell of the trials on standard error and in MLflow
+observers       progress on standard error, and the search in MLflow
 report, importance                 the page of a search
 api, as_python, search_command     the function, the program with its call, and the command
 """

@@ -25,11 +25,10 @@ from ..executor.source import Executor, RunsObserver, observed, remove_resume_fi
 from ..ranges import corners
 from .folder import LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
 from .found import Found, found
+from .observers import SearchProgress, SearchTracker
 from .optuna_storage import storage_url
 from .plan import TOTALS, SearchPlan, plan
 from .report import import_packages, write_search_report
-from .search_progress import SearchProgress
-from .search_tracker import SearchTracker
 from .trial_source import TrialSource, inner
 from .trial_store import Trial, TrialStore
 

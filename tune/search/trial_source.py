@@ -44,22 +44,22 @@ class TrialSource(Source[Trial]):
 
     def next(self) -> RunRequest | None:
         while (proposal := self.store.propose()) is not None:
-            number, key = proposal.number, f"{proposal.number:04d}"
+            number = proposal.number
             trial = Trial(number, "running", proposal.values, (), 0)
             self.records[number] = []
             try:
                 made = self.plan.experiment(proposal.values)
             except ConfigError as error:  # each value is possible, but not beside the others
-                self.begin(key, trial, 0)
-                self.end(key, "failed", " ".join(str(error).split()))
+                self.begin(trial, 0)
+                self.end(trial, "failed", " ".join(str(error).split()))
                 continue
             self.rounds[number] = made.federation.rounds
-            self.begin(key, trial, made.federation.rounds)
+            self.begin(trial, made.federation.rounds)
             return RunRequest(
-                key,
+                trial.key,
                 inner(made, self.plan.settings.workers).plain(),
                 str(trial_folder(self.folder, number)),
-                f"{self.search_id}-{key}",
+                f"{self.search_id}-{trial.key}",
                 self.columns,
                 self.plan.settings.keep_models,
                 may_end=self.plan.settings.pruner != "none",

@@ -40,6 +40,10 @@ class Trial(NamedTuple):
     rounds: int
     reason: str = ""
 
+    @property
+    def key(self) -> str:
+        return f"{self.number:04d}"
+
 
 OWNER = "fedfleet.search_id"
 """Attribute of a study in Optuna's storage: the id of the search whose trials it holds."""

@@ -1,4 +1,4 @@
-"""Checks a study before anything runs."""
+"""Checks a study before anything runs, and finds whether larger or smaller values of its metrics are better."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from ...algorithms.tree import Layout
 from ...engine.config import schedules
 from ...engine.config.differences import fork_changes
 from ...engine.config.schema import Experiment, experiment
-from ...engine.errors import ConfigError
+from ...engine.errors import ConfigError, FedFleetError
 from ...engine.planning.execution_plan import without_numbers
 from ...engine.run_spec import RunSpec
 from ...engine.runs.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ..tracking.stores import store
 from .cells import Cell, cells, first_values, grid, has_ranges, levels, planned
-from .direction import with_direction
 from .searches import check_searches
-from .spec import Study
+from .spec import Study, better
 
 
 def checked(study: Study) -> Study:
@@ -47,6 +46,31 @@ def checked(study: Study) -> Study:
     check_metrics(study)
     check_forks(study)
     return study
+
+
+def with_direction(study: Study) -> Study:
+    """The study with the `report.best` and `tune.best` that follow from its metrics and its workload, unless they are
+    given."""
+    if study.report.best != "auto":
+        return study
+    metrics = (study.report.metric, study.deciding)
+    # Only metrics of the evaluation are the workload's; what a loss is, its name says.
+    unknown = any(name.startswith("eval/") and better(name) == "max" for name in metrics)
+    lower = lower_of(study) if unknown else ()
+    reported, deciding = (better(name, lower) for name in metrics)
+    deciding = deciding if study.tune.best == "auto" else study.tune.best
+    report = study.report.model_copy(update={"best": reported})
+    tune = study.tune.model_copy(update={"best": deciding if deciding != reported else study.tune.best})
+    return study.model_copy(update={"report": report, "tune": tune})
+
+
+def lower_of(study: Study) -> tuple[str, ...]:
+    """`lower` of the workload at the first level; () for a study that cannot be built, which its check refuses."""
+    try:
+        data = first_values(planned(study, next(iter(study.methods)), levels(study)[0][1], study.seeds[0]))
+        return tuple(RunSpec.of("direction", experiment(data)).workload.lower)
+    except FedFleetError:
+        return ()
 
 
 def check_forks(study: Study) -> None:

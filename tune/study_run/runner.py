@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...engine.config.schema import Engine, experiment
-from ...engine.errors import ConfigError, Interrupted
+from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.records.history import Record
 from ...engine.runs.fork import fork_of
 from ...engine.runs.run_directory import clear
@@ -19,19 +19,19 @@ from ...engine.state.checkpoint import checkpointed_rounds
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.lock import exclusive
 from ...workloads.processors import processors
-from ..executor.executor import check_together, on_ray, why_not_together
+from ..executor.executor import WANTED, check_together, cpus_for, on_ray, why_not_together
 from ..executor.processes import Processes
 from ..executor.source import Executor, RunRequest, RunsObserver, Source, observed, remove_resume_files
+from ..output_paths import check_out
 from ..report.files import import_packages, write_report
-from ..streams import tell
+from ..streams import say, tell
 from ..study.cells import Cell, cells, trials
 from ..study.check import checked
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, StudyFolder
 from ..study.kept_results import check_restored, keep, restore
 from ..study.searches import searches
-from ..study.spec import Study
-from .study_progress import StudyProgress
-from .study_tracker import StudyTracker
+from ..study.spec import Study, load
+from .observers import StudyProgress, StudyTracker
 
 CELLS_OF_PROCESS = 16
 """The most cells that share a process."""
@@ -57,6 +57,40 @@ class RunGroup(NamedTuple):
 TRIALS = RunGroup("trial", lambda folder: trials(folder.study))
 CELLS = RunGroup("cell", lambda folder: [cell for cell in folder.cells() if cell.fork is None])
 FORKS = RunGroup("fork", lambda folder: [cell for cell in folder.cells() if cell.fork is not None])
+
+
+def run_named(
+    source: str,
+    overrides: tuple[str, ...],
+    reduced: dict[str, Any],
+    out: Path | None,
+    jobs: int | None,
+    keep: bool,
+    quiet: bool,
+) -> int:
+    """Run a study, by name or file; returns the number of cells and trials that failed. keep: whether to keep the
+    final models; quiet: whether to show no progress."""
+    study = load(source, overrides, reduced)
+    folder = out or Path("runs") / "studies" / study.name
+    check_out(folder)
+    refuse_other_kind(folder, "study")
+    if not quiet:
+        announce(study, folder)
+
+    ended, text = run_study(study, folder, jobs, keep, quiet)
+    say(text)
+    counts = f"{ended.finished} cells finished, {ended.diverged} diverged, {ended.failed} failed"
+    if ended.failed_trials:
+        counts += f"; {ended.failed_trials} trials failed, so the choice of settings lacks them"
+    say(f"\n{counts}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
+    return ended.failed + ended.failed_trials
+
+
+def announce(study: Study, folder: Path) -> None:
+    """Print what will be run."""
+    for note in study.notes:
+        tell(f"changed: {note}")
+    tell(f"{len(cells(study))} cells and {len(trials(study))} trials for tuning; folder: {folder}")
 
 
 def run_study(
@@ -119,14 +153,35 @@ def execute(executor: Executor, source: Cells, stop: Stop) -> None:
 def search_ranges(
     study: Study, folder: StudyFolder, executor: Executor, jobs: int | None, stop: Stop, quiet: bool
 ) -> None:
-    """Run the searches that are left, unless a signal asks to end."""
-    if stop():
-        return
-    from .searching import run_searches  # it takes Optuna, which most studies do without
+    """Run the searches that are left, and tell which failed. Raises Interrupted if a signal asks to end while one of
+    them has trials left. stop: the study's flag, after which no search begins."""
+    from ..search.run import search  # it loads Optuna, which most studies do without
 
-    executor.start(stop)  # one Ray for all searches and the cells
-    for failed in run_searches(study, folder, jobs, stop, quiet):
-        tell(f"search failed: {failed}")
+    if not stop():
+        executor.start(stop)  # one Ray for all searches and the cells
+    for key, data in searches(study).items():
+        if stop():
+            return
+        if folder.searched(key) is not None:
+            continue
+        wanted = bounded(data, study.tune.together, jobs)
+        try:
+            search(wanted, folder.search_of(key), resume=True, progress=not quiet, stop=stop)
+        except (ConfigError, Interrupted):
+            raise
+        except FedFleetError as error:
+            tell(f"search failed: {data['name']}: {error}")
+
+
+def bounded(data: dict[str, Any], together: WANTED, jobs: int | None) -> dict[str, Any]:
+    """The experiment of a search with at most `jobs` processes, which have one trial each unless trials share them;
+    None: as many as fit."""
+    engine = Engine.model_validate(data["engine"])
+    shared = bool(together) and not why_not_together(engine)
+    settings = {**data["search"], "together": together, "concurrent": "auto" if shared else jobs or "auto"}
+    if shared and jobs:  # more trials than processes are under way, so `concurrent` cannot bound the processes
+        data = {**data, "engine": {**data["engine"], "cpus": cpus_for(engine, jobs)}}
+    return {**data, "search": settings}
 
 
 class Cells(Source[Cell]):
@@ -155,11 +210,11 @@ class Cells(Source[Cell]):
     def next(self) -> RunRequest | None:
         while self.waiting or (not self.live and self.ready()):
             cell = self.waiting.popleft()
-            self.begin(cell.key, cell, cell.data["federation"]["rounds"])
+            self.begin(cell, cell.data["federation"]["rounds"])
             try:
                 make_fork(self.folder, cell)
             except (ConfigError, OSError) as error:
-                self.end(cell.key, FAILED, str(error))
+                self.end(cell, FAILED, str(error))
                 continue
             return RunRequest(cell.key, cell.data, str(self.folder.of(cell).resolve()), keep_model=self.keep_models)
         return None

@@ -1,7 +1,9 @@
-"""Tracks a search in MLflow: a run for the search and a nested run for each trial, metrics with step = round."""
+"""What observes the trials of a search: progress on standard error, and a run of MLflow with nested ones."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,50 @@ from ...engine.errors import ConfigError
 from ...engine.rounds.driver import Record
 from ...engine.run_spec import RunSpec
 from ...engine.storage.secrets import redacted_data
+from ..progress import ProgressOfRuns
 from ..ranges import decided
 from ..tracking.many_runs import TrackerOfRuns
 from ..tracking.model import kept_model
 from ..tracking.origin import origin
 from ..tracking.run_header import RunHeader, header_of
 from ..tracking.writer import TOP, End
+from ..units import shown
 from .folder import trial_folder
 from .plan import SearchPlan
 from .trial_store import Trial
 
 
+class SearchProgress(ProgressOfRuns[Trial]):
+    """The progress of a search; the best trial is that of the first objective."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self.objectives = plan.settings.objectives
+        metric, mode = next(iter(self.objectives.items()))
+        super().__init__(metric, mode == "max")
+
+    def label(self, run: Trial) -> str:
+        return f"trial {run.number}"
+
+    def value(self, run: Trial) -> float:
+        return run.values[0] if run.values else math.nan
+
+    def lines(self, run: Trial) -> tuple[str, str]:
+        outcome = f"{run.status}: {run.reason}" if run.reason else run.status
+        if run.values:
+            named = zip(self.objectives, run.values, strict=True)
+            outcome = ", ".join(f"{name} {shown(name, value)}" for name, value in named)
+        params = ", ".join(f"{key} {short(value)}" for key, value in run.params.items())
+        line = f"{self.label(run)}: {outcome}, {run.rounds} rounds, {params}"
+        return line, f"; {self.done} of {self.total} done, {self.state()}"
+
+
+def short(value: Any) -> str:
+    """A parameter's value as short text."""
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
 class SearchTracker(TrackerOfRuns[Trial]):
-    """An observer that writes a search to MLflow."""
+    """Writes a search to MLflow: a run for the search and a nested run for each trial, metrics with step = round."""
 
     what = "search"
     child_tag = "fedfleet.trial"
@@ -61,14 +94,13 @@ class SearchTracker(TrackerOfRuns[Trial]):
 
     def _header_of(self, trial: Trial) -> RunHeader:
         """The header of a trial's run."""
-        name = f"{trial.number:04d}"
-        run_id = f"{self.search_id}-{name}"
+        run_id = f"{self.search_id}-{trial.key}"
         try:
             run_spec = RunSpec.of(run_id, self.plan.experiment(trial.params))
         except ConfigError:  # values that exclude each other: the trial has failed, and there is no run
             settings = {k: value for k, value in decided(self.plan.data, trial.params).items() if k != "tracking"}
-            return RunHeader(name, {"fedfleet.run_id": run_id}, redacted_data(settings))
-        return header_of(run_spec, name, trial_folder(self.folder, trial.number))
+            return RunHeader(trial.key, {"fedfleet.run_id": run_id}, redacted_data(settings))
+        return header_of(run_spec, trial.key, trial_folder(self.folder, trial.number))
 
     def _end(self, trial: Trial, whole: bool) -> None:
         """whole: whether the trial is from an earlier part of the search, which may not have written all of it."""

@@ -1,7 +1,4 @@
-"""Tracks a study in MLflow: an experiment and a parent run for the study, and a nested run for every cell and seed.
-
-A cell's run is written when the cell is over, from the files in its folder.
-"""
+"""What observes the cells of a study: progress on standard error, and a run of MLflow with nested ones."""
 
 from __future__ import annotations
 
@@ -12,20 +9,45 @@ from ...engine.config.registry import find_plugin
 from ...engine.config.schema import experiment
 from ...engine.run_spec import RunSpec
 from ..page import svg
+from ..progress import ProgressOfRuns
 from ..report.charts import single
 from ..study.cells import Cell
-from ..study.folder import FINISHED, StudyFolder
+from ..study.folder import DIVERGED, FINISHED, StudyFolder
 from ..study.spec import Study
 from ..tracking.many_runs import TrackerOfRuns
 from ..tracking.model import kept_model
 from ..tracking.origin import origin
 from ..tracking.run_header import RunHeader, header_of
 from ..tracking.writer import End
+from ..units import shown
+
+
+class StudyProgress(ProgressOfRuns[Cell]):
+    """The progress of a study."""
+
+    def __init__(self, study: Study, folder: StudyFolder) -> None:
+        super().__init__(study.report.metric, study.report.best == "max")
+        self.report, self.folder = study.report, folder
+
+    def label(self, run: Cell) -> str:
+        return run.label
+
+    def value(self, run: Cell) -> float:
+        return self.folder.final(run, self.report.metric, self.report)
+
+    def lines(self, run: Cell) -> tuple[str, str]:
+        status = outcome = self.folder.status(run)
+        if status == FINISHED:
+            outcome = shown(self.metric, self.value(run))
+        elif status != DIVERGED:
+            outcome = f"failed: {self.folder.failure(run).get('reason', 'no reason is known')}"
+        chosen = f" ({run.chosen})" if run.settings else ""
+        return f"{self.what} {self.done}/{self.total}  {run.label}{chosen}: {outcome}", f"; {self.state()}"
 
 
 class StudyTracker(TrackerOfRuns[Cell]):
-    """An observer that writes the cells of a study to MLflow. The trials of tuning are not written, but the store is
-    opened while they run."""
+    """Writes a study to MLflow: a run for the study, and a nested one for every cell when it is over, from the files in
+    its folder. The trials of tuning are not written, but the store is opened while they run."""
 
     what = "study"
     child_tag = "fedfleet.cell"
