@@ -58,16 +58,6 @@ class Range:
         """Code in the storage -> value of a list. Values that are neither numbers nor text are coded as JSON."""
         return {code(value): value for value in self.values}
 
-    def suggest(self, trial: Any) -> Any:
-        """The value that Optuna proposes. trial: an optuna.Trial."""
-        if self.listed:
-            return self.coded[trial.suggest_categorical(self.key, list(self.coded))]
-        low, high, step = self.spec["low"], self.spec["high"], self.spec.get("step")
-        if self.kind == "int":
-            log = self.spec.get("log", False)
-            return trial.suggest_int(self.key, low, high, step=step or 1, log=log)
-        return trial.suggest_float(self.key, low, high, step=step, log=self.kind == "loguniform")
-
     def check(self, value: Any) -> Any:
         """The code of a value; ConfigError if it lies outside the range."""
         if self.listed:

@@ -12,6 +12,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.files import load, load_data
 from fedfleet.tune.ranges import KINDS, corners, decided, points, ranges
+from fedfleet.tune.search.optuna_storage import suggested
 from fedfleet.tune.search.plan import SearchPlan, plan
 
 from .commands import invoke
@@ -78,7 +79,7 @@ def test_suggestions_are_in_their_ranges():
 
     found = ranges(data())
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    seen = [{r.key: r.suggest(trial) for r in found} for trial in (study.ask() for _ in range(40))]
+    seen = [{r.key: suggested(r, trial) for r in found} for trial in (study.ask() for _ in range(40))]
     assert {values["federation.cohort"] for values in seen} == {2, 4, 6, 8}
     assert {values["federation.local.steps"] for values in seen} == {1, 5}
     assert {values["method.rule"]["name"] for values in seen} == {"sgd", "adam"}

@@ -19,7 +19,7 @@ import yaml
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.search.importance import importances
 from fedfleet.tune.search.optuna_samplers import sampler as chosen
-from fedfleet.tune.search.optuna_storage import storage_url
+from fedfleet.tune.search.optuna_storage import storage_url, suggested
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.trial_store import Trial, TrialStore
 
@@ -83,7 +83,7 @@ def test_it_learns(sampler: str):
     for seed in range(4):
         asked = plan(spec(seed=seed, sampler=sampler, trials=40))
         study = optuna.create_study(sampler=chosen(asked))
-        study.optimize(lambda trial, asked=asked: cost({r.key: r.suggest(trial) for r in asked.ranges}), 40)
+        study.optimize(lambda trial, asked=asked: cost({r.key: suggested(r, trial) for r in asked.ranges}), 40)
         costs += [trial.values[0] for trial in study.trials[-10:]]
     assert sum(costs) / 40 < 0.7 * 5 / 3
 
@@ -146,7 +146,7 @@ def test_a_proposal_that_was_cut_short_is_completed(tmp_path: Path):
     """The process was killed after it made a trial and before it wrote its second value."""
     first = made(tmp_path, **MIN, trials=5)
     trial = first.study.ask()
-    value = first.plan.ranges[0].suggest(trial)
+    value = suggested(first.plan.ranges[0], trial)
     again = made(tmp_path, **MIN, trials=5).propose()
     assert again is not None
     assert again.number == 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...engine.config.differences import FREE_KEYS, flatten
 from ...engine.config.schema import Federation
 from ...engine.errors import ConfigError
 from ...engine.records.lineage import lineage_of
-from ..study.cells import WITHOUT_EFFECT
+from ..identity import effective_settings
 from .part_defaults import with_defaults
 
 
@@ -20,9 +19,7 @@ def numeric_settings(data: dict[str, Any]) -> dict[str, Any]:
             data[part] = {"name": data[part]}
     if isinstance(data.get("federation"), dict) and isinstance(data["federation"].get("pace"), dict):
         data["federation"] = {**data["federation"], "pace": chosen_pace(data["federation"]["pace"])}
-    return {
-        k: v for k, v in flatten(data).items() if k not in (*FREE_KEYS, "seed") and not k.startswith(WITHOUT_EFFECT)
-    }
+    return {key: value for key, value in effective_settings(data).items() if key != "seed"}
 
 
 def chosen_pace(pace: dict[str, Any]) -> dict[str, Any]:

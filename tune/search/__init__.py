@@ -10,5 +10,5 @@ trial_store     the trials in Optuna's storage
 optuna_storage  opens a storage; optuna_samplers: propose values; warm_start: the trials of earlier searches
 observers       progress on standard error, and the search in MLflow
 report, importance                 the page of a search
-api, as_python, search_command     the function, the program with its call, and the command
+api             the function, and the command with the same arguments
 """

@@ -1,4 +1,4 @@
-"""`fedfleet.search`: the command `fedfleet search` as a function, with the same arguments."""
+"""`fedfleet.search`, and the command `fedfleet search`, which has the same arguments."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError
 from ...engine.runs.launch import new_run_id
 from ...engine.storage.expanded import expanded
 from ..files import listed, load_data, override
+from ..output_paths import check_out
 from .folder import load
 from .found import Found
 from .paper_grids import with_grid
-from .run import search as run_search
+from .plan import CHOSE_A_SEED
+from .run import search as conduct
+from .trial_store import Trial
 
 SEARCHES = Path("runs/searches")
 
@@ -50,14 +55,12 @@ def search(
     if not resume:
         data = plain(experiment, changes)
         data = with_grid(data, paper) if wants_grid else data
-        return run_search(data, SEARCHES / new_run_id() if out is None else out, progress=not quiet)
+        return conduct(data, SEARCHES / new_run_id() if out is None else out, progress=not quiet)
     if out is not None or wants_grid:
         raise ConfigError("resume takes only the search's folder; leave out and paper_grid away")
     if isinstance(experiment, Mapping):
         raise ConfigError("resume takes the search's folder, got plain data of an experiment; give the folder")
-    return run_search(
-        override(load(expanded(experiment)).plain(), changes), experiment, resume=True, progress=not quiet
-    )
+    return conduct(override(load(expanded(experiment)).plain(), changes), experiment, resume=True, progress=not quiet)
 
 
 def plain(experiment: str | Path | Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -66,3 +69,34 @@ def plain(experiment: str | Path | Mapping[str, Any], overrides: Iterable[str]) 
         return load_data(str(experiment), overrides)
     data = override(own(dict(experiment)), overrides)
     return {**data, "plugins": listed(data.get("plugins"))}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+def run_search(
+    source: str, overrides: Iterable[str], out: Path | None, paper_grid: bool, paper: str, go_on: bool, quiet: bool
+) -> Found:
+    """Run a search; the arguments are those of `search`. source: an experiment's file or shipped name; with `go_on`
+    the folder of a search to continue."""
+    if go_on and (out is not None or paper_grid or paper != "auto"):
+        raise ConfigError("--resume takes only the search's folder; leave --out and --paper-grid out")
+    check_out(out or SEARCHES)
+    return search(source, overrides, out, paper_grid=paper_grid, paper=paper, resume=go_on, quiet=quiet)
+
+
+def text_of(found: Found) -> str:
+    """The outcome in a few lines."""
+    counts = {
+        key: found.summary()[key] for key in ("finished", "pruned", "diverged", "failed") if key in found.summary()
+    }
+    lines = [", ".join(f"{count} {status}" for status, count in counts.items())]
+    lines += [row(trial, list(found.values)) for trial in found.front]
+    if any("seed" in trial.params for trial in found.front):
+        lines.append(f"note: {CHOSE_A_SEED}")
+    return "\n".join([*lines, f"the best trial as an experiment file: {found.folder / 'best.yaml'}"])
+
+
+def row(trial: Trial, objectives: list[str]) -> str:
+    """A trial's values and parameters in one line."""
+    values = ", ".join(f"{name} {value:.6g}" for name, value in zip(objectives, trial.values, strict=True))
+    params = yaml.safe_dump(trial.params, default_flow_style=True, sort_keys=False, width=1000).strip()
+    return f"trial {trial.number}: {values}, {params}"

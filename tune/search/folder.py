@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...engine.config.differences import FREE_KEYS, flatten
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, first_line
 from ...engine.run_spec import RUN_ID
@@ -23,6 +22,7 @@ from ...engine.runs.saved_files import refuse_other_kind
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text
 from ..files import read_yaml
+from ..identity import effective_settings
 from .plan import SearchPlan, plan
 
 SAVED = "search.yaml"
@@ -90,11 +90,7 @@ def kept_ids(path: Path) -> SearchIds:
 
 # --- whether a search may use it --------------------------------------------------------------------------------------
 FREE = ("trials", "concurrent", "together", "workers", "keep_models")
-"""Settings of a search that may change when it is resumed."""
-FREE_OF_ENGINE = ("engine.on_failure", "engine.keep_state", "engine.store")
-FREE_OF_TRIALS = ("name", "plugins", *FREE_OF_ENGINE, *FREE_KEYS)
-FREE_SECTIONS_OF_TRIALS = ("tracking.", "checkpoint.")
-"""Settings of the experiment that may change too: no value of a trial depends on them. Parts of plugins have names."""
+"""Settings of a search that may change when it is resumed, beside those of the experiment that influence no number."""
 
 
 def refuse(wanted: SearchPlan, folder: Path, resume: bool) -> None:
@@ -123,8 +119,7 @@ def settings_of_trials(plan: SearchPlan) -> dict[str, Any]:
     """The settings that the values of trials may depend on, by dotted key. Settings that the data lack have their
     defaults, so that one may be written out."""
     defaults = Experiment(workload="", method="").plain()
-    found = {**flatten(defaults), **flatten(plan.data)}
-    return {k: v for k, v in found.items() if k not in FREE_OF_TRIALS and not k.startswith(FREE_SECTIONS_OF_TRIALS)}
+    return {**effective_settings(defaults), **effective_settings(plan.data)}
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna import Trial
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import RDBStorage, get_storage
 
 from ...engine.errors import ConfigError
@@ -35,7 +36,7 @@ def open_storage(url: str) -> Any:
         ) from None
 
 
-def distribution(one: Range) -> BaseDistribution:
+def distribution(one: Range) -> CategoricalDistribution | FloatDistribution | IntDistribution:
     """A range as Optuna describes it."""
     if one.listed:
         return CategoricalDistribution(list(one.coded))
@@ -43,3 +44,13 @@ def distribution(one: Range) -> BaseDistribution:
     if one.kind == "int":
         return IntDistribution(low, high, log=one.spec.get("log", False), step=step or 1)
     return FloatDistribution(low, high, log=one.kind == "loguniform", step=step)
+
+
+def suggested(one: Range, trial: Trial) -> Any:
+    """The value of a range that Optuna's sampler proposes for a trial."""
+    like = distribution(one)
+    if isinstance(like, CategoricalDistribution):
+        return one.coded[trial.suggest_categorical(one.key, like.choices)]
+    if isinstance(like, IntDistribution):
+        return trial.suggest_int(one.key, like.low, like.high, step=like.step, log=like.log)
+    return trial.suggest_float(one.key, like.low, like.high, step=like.step, log=like.log)

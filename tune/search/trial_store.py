@@ -14,7 +14,7 @@ from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvin
 
 from ...engine.errors import ConfigError
 from .optuna_samplers import sampler
-from .optuna_storage import open_storage
+from .optuna_storage import open_storage, suggested
 from .plan import INDEPENDENT, MODES_OF, SearchPlan, starts
 from .warm_start import IMPORTED, earlier_trials, imported
 
@@ -120,7 +120,7 @@ class TrialStore:
             self.ids[trial.number] = trial._trial_id
         else:
             return None
-        return Proposal(trial.number, {r.key: r.suggest(trial) for r in self.plan.ranges})
+        return Proposal(trial.number, {one.key: suggested(one, trial) for one in self.plan.ranges})
 
     def _new_trial(self) -> Any:
         """A trial of Optuna that has just begun.

@@ -13,25 +13,14 @@ from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
 
-from ...engine.config.differences import FREE_KEYS, flatten
 from ...engine.config.earlier import before_samplers
 from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.sha256 import sha256_of_json
 from ..files import override
+from ..identity import effective_settings
 from ..ranges import corners, decided, points, ranges
 from .spec import CLIENTS, COHORT, ROUNDS, Study
-
-WITHOUT_EFFECT = (
-    "name",
-    "tracking.",
-    "checkpoint.",
-    "engine.keep_state",
-    "engine.on_failure",
-    "engine.store",
-    "plugins",
-)
-"""Settings that influence no number of a run, as beginnings of dotted keys."""
 
 SIZES = {"clients": CLIENTS, "cohort": COHORT, "rounds": ROUNDS}
 
@@ -275,9 +264,8 @@ def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
 
 def digest(data: dict[str, Any]) -> str:
     """16 hex digits that depend on all settings that influence the numbers of a run, and on the content of plug-ins."""
-    kept = {k: v for k, v in flatten(data).items() if k not in FREE_KEYS and not k.startswith(WITHOUT_EFFECT)}
     plugins = [find_plugin(name).module for name in data.get("plugins", [])]
-    return sha256_of_json([before_samplers(kept), plugins])[:16]
+    return sha256_of_json([before_samplers(effective_settings(data)), plugins])[:16]
 
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
