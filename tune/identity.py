@@ -20,7 +20,7 @@ WITHOUT_EFFECT = (
 
 
 def effective_settings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an experiment that influence numbers of its run, by dotted key. The content of plug-ins does, too.
+    """The settings of an experiment that influence numbers of its run, by dotted key. So does the content of plug-ins.
 
     data: plain data of the experiment.
     """

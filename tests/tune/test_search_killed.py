@@ -88,7 +88,7 @@ def undisturbed(data: dict[str, Any], folder: Path) -> dict[int, tuple[Any, ...]
     """The trials of the same search, run one after the other in this process."""
     store = TrialStore(plan(data), storage_url("auto", folder), "undisturbed")
     while proposal := store.propose():
-        rows = run(store.plan.experiment(proposal.values)).rows
+        rows = run(store.plan.experiment(proposal.params)).rows
         for row in rows:
             if "eval/excess" in row:
                 store.report(proposal.number, int(row["round"]), row["eval/excess"])

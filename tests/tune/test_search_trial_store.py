@@ -50,8 +50,8 @@ def played(store: TrialStore, count: int) -> list[dict[str, Any]]:
         proposal = store.propose()
         if proposal is None:
             break
-        store.end(proposal.number, "finished", [cost(proposal.values)], {"rounds": 27})
-        seen.append(proposal.values)
+        store.end(proposal.number, "finished", [cost(proposal.params)], {"rounds": 27})
+        seen.append(proposal.params)
     return seen
 
 
@@ -135,7 +135,7 @@ def test_what_had_not_ended_is_gone_on_with(tmp_path: Path):
     assert lost is not None
     before.end(ended.number, "finished", [1.0], {})
     after = made(tmp_path, **MIN, trials=5)
-    assert after.open()
+    assert after.left
     assert after.propose() == lost
     third = after.propose()
     assert third is not None
@@ -150,8 +150,8 @@ def test_a_proposal_that_was_cut_short_is_completed(tmp_path: Path):
     again = made(tmp_path, **MIN, trials=5).propose()
     assert again is not None
     assert again.number == 0
-    assert again.values["method.mu"] == value
-    assert 1e-3 <= again.values["method.rule.lr"] <= 10
+    assert again.params["method.mu"] == value
+    assert 1e-3 <= again.params["method.rule.lr"] <= 10
 
 
 def test_asha_ends_what_lags_behind_and_remembers(tmp_path: Path):
@@ -277,8 +277,8 @@ def ended_search(folder: Path, count: int, **search: Any) -> Path:
     for _ in range(count):
         proposal = store.propose()
         assert proposal is not None
-        store.report(proposal.number, 1, cost(proposal.values) + 1)
-        store.end(proposal.number, "finished", [cost(proposal.values)], {"rounds": 27})
+        store.report(proposal.number, 1, cost(proposal.params) + 1)
+        store.end(proposal.number, "finished", [cost(proposal.params)], {"rounds": 27})
     failed = store.propose()
     assert failed is not None
     store.end(failed.number, "failed", [], {"reason": "broken"})

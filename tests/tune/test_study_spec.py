@@ -76,9 +76,9 @@ def chosen_anew(study: Study, score: Score) -> list[tuple[str, dict[str, Any]]]:
     """(key, settings) of all cells, for each of which the trials that decide are planned and scored anew."""
     tune, made = study.tune, []
     for method in study.methods:
-        for place, overrides in levels(study):
+        for place, here in levels(study):
             for seed in study.seeds:
-                offered = [*grid(study, method, place, overrides, seed)]
+                offered = [*grid(study, method, place, here, seed)]
                 at = [level for level in levels(study) if tune.each == "once" or level[0] == place]
                 seeds = [seed] if tune.each == "cell" and tune.seeds is None else tune.seeds or study.seeds
                 values = []

@@ -45,9 +45,9 @@ def search(
 
     data: plain data of the experiment, as `files.load_data` reads them, with ranges and optionally a section `search`
     (see `plan.SearchSettings`). folder: for the search's files. resume: continue the search in the folder if there is
-    one; a complete search returns at once, and `data` must be the same except for what `folder.same` lets change. progress:
-    show the progress on standard error. stop: the flag of the caller that signals set, where the search is a part of
-    something that they end too.
+    one; a complete search returns at once, and of `data` only what `folder.same` allows may differ. progress: show the
+    progress on standard error. stop: the flag of the caller that signals set, where the search is a part of something
+    that they end too.
 
     Connects to Ray or starts it, unless trials share processes. Raises ConfigError for a search that cannot run as it
     is written, Interrupted on a signal (`resume` then loses no trial that has ended), FedFleetError if no trial

@@ -43,22 +43,20 @@ class TrialSource(Source[Trial]):
         self.columns = tuple(name for name in plan.settings.objectives if name not in TOTALS)
 
     def next(self) -> RunRequest | None:
-        while (proposal := self.store.propose()) is not None:
-            number = proposal.number
-            trial = Trial(number, "running", proposal.values, (), 0)
-            self.records[number] = []
+        while (trial := self.store.propose()) is not None:
+            self.records[trial.number] = []
             try:
-                made = self.plan.experiment(proposal.values)
+                made = self.plan.experiment(trial.params)
             except ConfigError as error:  # each value is possible, but not beside the others
                 self.begin(trial, 0)
                 self.end(trial, "failed", " ".join(str(error).split()))
                 continue
-            self.rounds[number] = made.federation.rounds
+            self.rounds[trial.number] = made.federation.rounds
             self.begin(trial, made.federation.rounds)
             return RunRequest(
                 trial.key,
                 inner(made, self.plan.settings.workers).plain(),
-                str(trial_folder(self.folder, number)),
+                str(trial_folder(self.folder, trial.number)),
                 f"{self.search_id}-{trial.key}",
                 self.columns,
                 self.plan.settings.keep_models,

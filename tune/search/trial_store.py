@@ -22,13 +22,6 @@ ENDED = {"finished": "COMPLETE", "pruned": "PRUNED", "diverged": "PRUNED", "fail
 """How a trial ended -> Optuna's state. Diverged trials count as pruned, so that TPE learns to avoid their values."""
 
 
-class Proposal(NamedTuple):
-    """Values for the next trial."""
-
-    number: int
-    values: dict[str, Any]  # by dotted key
-
-
 class Trial(NamedTuple):
     """One trial of a search. `status`: running, finished, pruned, diverged or failed; `params`: by dotted key;
     `values`: of the objectives, in their order, () unless finished; `reason`: of a failure."""
@@ -110,8 +103,9 @@ class TrialStore:
         return [trial for trial in self.study.get_trials(deepcopy=False) if not imported(trial)]
 
     # --- proposals ------------------------------------------------------------------------------------------------
-    def propose(self) -> Proposal | None:
-        """The next trial to run: first those that had not ended, then a new one; None when there are enough."""
+    def propose(self) -> Trial | None:
+        """The next trial to run, with the values that the sampler proposes: first those that had not ended, then a new
+        one; None when there are enough."""
         if self.unfinished:
             number = self.unfinished.pop(0)
             trial = optuna.trial.Trial(self.study, self.ids[number])
@@ -120,7 +114,7 @@ class TrialStore:
             self.ids[trial.number] = trial._trial_id
         else:
             return None
-        return Proposal(trial.number, {one.key: suggested(one, trial) for one in self.plan.ranges})
+        return Trial(trial.number, "running", {one.key: suggested(one, trial) for one in self.plan.ranges}, (), 0)
 
     def _new_trial(self) -> Any:
         """A trial of Optuna that has just begun.

@@ -5,7 +5,6 @@ The module keeps no state: the same study and the same results always give the s
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -58,18 +57,26 @@ Score = Callable[[Cell], float]
 
 
 # --- levels -----------------------------------------------------------------------------------------------------------
-def levels(study: Study) -> list[tuple[tuple[str, ...], Callable[[str], list[str]]]]:
-    """(labels, function method -> overrides) of every combination of the axes' levels."""
+class Level(NamedTuple):
+    """A level of an axis. `overrides`: dotted key -> value, for all methods; `own`: method -> further ones."""
+
+    label: str
+    overrides: dict[str, Any]
+    own: dict[str, dict[str, Any]]
+
+    def of(self, method: str) -> list[str]:
+        """The overrides for a method, as text."""
+        return [f"{key}={json.dumps(value)}" for key, value in {**self.overrides, **self.own.get(method, {})}.items()]
+
+
+def levels(study: Study) -> list[tuple[tuple[str, ...], tuple[Level, ...]]]:
+    """(labels, levels) of every combination of the axes' levels."""
     axes = [axis_levels(name, axis, study) for name, axis in study.axes.items()]
-    return [(tuple(label for label, _ in combination), joined(combination)) for combination in product(*axes)]
+    return [(tuple(level.label for level in combination), combination) for combination in product(*axes)]
 
 
-def joined(combination: Any) -> Callable[[str], list[str]]:
-    return lambda method: [text for _, overrides in combination for text in overrides(method)]
-
-
-def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str, Callable[[str], list[str]]]]:
-    """(label, function method -> overrides) of each level of an axis.
+def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[Level]:
+    """The levels of an axis.
 
     axis: {key: a.b, values: [1, 2]}, where the key may be a mapping by method, or {label: {a.b: 1, …}, …}, which
     may have the round of a fork, see `fork_axis`.
@@ -77,30 +84,45 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str
     if not axis:
         raise ConfigError(f"axes.{name} has no level; give it some, or drop the axis")
     axis = {label: level for label, level in axis.items() if not is_fork(label, level)}
-    made = []
     if set(axis) == {"key", "values"} and isinstance(axis["values"], list):
-        made = [(f"{name} = {value}", one_key(name, axis["key"], value, study)) for value in axis["values"]]
+        made = [value_level(name, axis["key"], value, study) for value in axis["values"]]
         if not made:
             raise ConfigError(f"axes.{name} has no level; give it some values, or drop the axis")
-        if len(dict(made)) < len(made):
+        if len({level.label for level in made}) < len(made):
             raise ConfigError(f"axes.{name}.values must be different, got {axis['values']!r}; drop what is repeated")
-        axis = {}
-    for label, overrides in axis.items():
-        if not isinstance(overrides, dict):
-            raise ConfigError(
-                f"axes.{name}.{label} must be a mapping of overrides, got {overrides!r}; or write the axis as "
-                "{key: federation.local.steps, values: [1, 5]}"
-            )
-        own = overrides.get("methods", {})
-        known(f"axes.{name}.{label}.methods", own, study)
-        for method, mine in own.items():
-            if not isinstance(mine, dict):
-                raise ConfigError(
-                    f"axes.{name}.{label}.methods.{method} must be a mapping of overrides, got {mine!r}; write one "
-                    "as in {method.rule.lr: 0.1}"
-                )
-        made.append((str(label), functools.partial(of_level, overrides, own)))
+    else:
+        made = [labelled_level(name, label, overrides, study) for label, overrides in axis.items()]
+    for key in (key for level in made for keys in (level.overrides, *level.own.values()) for key in keys):
+        if key in ("seed", "method"):
+            raise ConfigError(f"axes: {key} is set by the study's {key}s; give them there")
     return made
+
+
+def value_level(name: str, key: Any, value: Any, study: Study) -> Level:
+    """The level at which the key of an axis has a value. key: one for all methods, or a mapping by method."""
+    label = f"{name} = {value}"
+    if isinstance(key, str):
+        return Level(label, {key: value}, {})
+    known(f"axes.{name}.key", key, study)
+    return Level(label, {}, {method: {own: value} for method, own in key.items()})
+
+
+def labelled_level(name: str, label: Any, overrides: Any, study: Study) -> Level:
+    """A level that is written as a mapping of overrides."""
+    if not isinstance(overrides, dict):
+        raise ConfigError(
+            f"axes.{name}.{label} must be a mapping of overrides, got {overrides!r}; or write the axis as "
+            "{key: federation.local.steps, values: [1, 5]}"
+        )
+    own = overrides.get("methods", {})
+    known(f"axes.{name}.{label}.methods", own, study)
+    for method, mine in own.items():
+        if not isinstance(mine, dict):
+            raise ConfigError(
+                f"axes.{name}.{label}.methods.{method} must be a mapping of overrides, got {mine!r}; write one "
+                "as in {method.rule.lr: 0.1}"
+            )
+    return Level(str(label), {key: value for key, value in overrides.items() if key != "methods"}, own)
 
 
 def is_fork(label: str, level: Any) -> bool:
@@ -133,14 +155,6 @@ def fork_axis(study: Study) -> tuple[int, str, int] | None:
     return list(study.axes).index(name), str(parents[0]), number
 
 
-def of_level(overrides: dict[str, Any], own: dict[str, dict[str, Any]], method: str) -> list[str]:
-    """The level's overrides, followed by those for this method."""
-    mine = {**{key: value for key, value in overrides.items() if key != "methods"}, **own.get(method, {})}
-    for key in mine:
-        check_key(key)
-    return [text(key, value) for key, value in mine.items()]
-
-
 def known(path: str, methods: Any, study: Study) -> None:
     """Raise ConfigError unless `methods` is a mapping whose keys are methods of the study."""
     if not isinstance(methods, dict):
@@ -150,31 +164,11 @@ def known(path: str, methods: Any, study: Study) -> None:
             raise ConfigError(f"{path}: the study has no method {method}; {nearest(str(method), study.methods)}")
 
 
-def one_key(name: str, key: Any, value: Any, study: Study) -> Callable[[str], list[str]]:
-    """Function method -> the override that sets the axis's key to a value."""
-    if isinstance(key, str):
-        check_key(key)
-        return lambda method: [text(key, value)]
-    known(f"axes.{name}.key", key, study)
-    return lambda method: [text(key[method], value)] if method in key else []
-
-
-def check_key(key: Any) -> None:
-    """Raise ConfigError for a key of an axis that the study itself sets."""
-    if key in ("seed", "method"):
-        raise ConfigError(f"axes: {key} is set by the study's {key}s; give them there")
-
-
-def text(key: str, value: Any) -> str:
-    """An override as text."""
-    return f"{key}={json.dumps(value)}"
-
-
 # --- cells ------------------------------------------------------------------------------------------------------------
-def planned(study: Study, method: str, overrides: Callable[[str], list[str]], seed: int) -> dict[str, Any]:
-    """Plain data of the experiment of one method, level and seed, with its grids and ranges."""
+def planned(study: Study, method: str, at: Sequence[Level], seed: int) -> dict[str, Any]:
+    """Plain data of the experiment of one method, at a level of each axis, and one seed, with its grids and ranges."""
     data = deepcopy({**study.experiment, "method": study.methods[method]})
-    data = override(data, overrides(method))
+    data = override(data, [text for level in at for text in level.of(method)])
     check_sizes(data)
     full = {**SIZES, **data.get("federation", {})}["rounds"]
     data = reduce(data, study)
@@ -213,9 +207,9 @@ def fork_round(number: int, full: int, data: dict[str, Any]) -> int:
     return max(1, round(number * data["federation"]["rounds"] / full))
 
 
-def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> Iterator[Cell]:
+def grid(study: Study, method: str, place: tuple[str, ...], at: Sequence[Level], seed: int) -> Iterator[Cell]:
     """A cell for each point of the method's grids; a single one with its ranges if it has ranges (see `searches`)."""
-    data = planned(study, method, overrides, seed)
+    data = planned(study, method, at, seed)
     if has_ranges(data):
         yield made(method, place, seed, {}, data)
         return
@@ -321,9 +315,9 @@ def with_forks(study: Study, cells: list[Cell]) -> list[Cell]:
 def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
     """The cells of a method. All cells of a group take the same point of their grids, which is chosen once."""
     if study.tune.each == "none":
-        for place, overrides in levels(study):
+        for place, at in levels(study):
             for seed in study.seeds:
-                yield next(grid(study, method, place, overrides, seed))
+                yield next(grid(study, method, place, at, seed))
         return
     offered = grids_of(study, method, study.seeds)
     if score is None:
@@ -342,11 +336,7 @@ def grids_of(study: Study, method: str, seeds: Sequence[int]) -> list[tuple[tupl
 
     Raises ConfigError if one point is to be chosen for all levels, and their grids have different numbers of points.
     """
-    made = [
-        (place, seed, [*grid(study, method, place, overrides, seed)])
-        for place, overrides in levels(study)
-        for seed in seeds
-    ]
+    made = [(place, seed, [*grid(study, method, place, at, seed)]) for place, at in levels(study) for seed in seeds]
     sizes = {", ".join(place): len(run) for place, _, run in made}
     least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
     if study.tune.each == "once" and sizes[least] < sizes[most]:

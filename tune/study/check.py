@@ -31,9 +31,9 @@ def checked(study: Study) -> Study:
     each level.
     """
     study = with_direction(study)
-    for number, (place, overrides) in enumerate(levels(study)):
+    for number, (place, at) in enumerate(levels(study)):
         for method in study.methods:
-            offered = [*grid(study, method, place, overrides, study.seeds[0])]
+            offered = [*grid(study, method, place, at, study.seeds[0])]
             for cell in offered if number == 0 else (offered[0], offered[-1]):
                 if not has_ranges(cell.data):
                     resolve(cell)
@@ -95,9 +95,9 @@ def check_metrics(study: Study) -> None:
     """
     wanted = {"report.metric": study.report.metric, "tune.metric": study.deciding}
     by_workload: dict[str, list[Experiment]] = {}
-    for _, overrides in levels(study):
+    for _, at in levels(study):
         for method in study.methods:
-            data = first_values(planned(study, method, overrides, study.seeds[0]))
+            data = first_values(planned(study, method, at, study.seeds[0]))
             kind = json.dumps(without_numbers({"workload": data.get("workload"), "evaluate": data.get("evaluate")}))
             by_workload.setdefault(kind, []).append(experiment(data))
     for experiments in by_workload.values():

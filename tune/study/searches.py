@@ -19,10 +19,10 @@ from .spec import Study
 def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tuple[str, dict[str, Any]]:
     """(key, experiment with ranges and a section `search`) of the search that decides for a cell."""
     all_levels = levels(study)
-    overrides = all_levels[0][1] if study.tune.each == "once" else dict(all_levels)[place]
+    at = all_levels[0][1] if study.tune.each == "once" else dict(all_levels)[place]
     seeds = study.tune.seeds or study.seeds
     own = seed if study.tune.each == "cell" and study.tune.seeds is None else seeds[0]
-    data = shorten(planned(study, method, overrides, own), study.trial_rounds)
+    data = shorten(planned(study, method, at, own), study.trial_rounds)
     data["search"] = {
         "objectives": {study.deciding: study.deciding_best},
         "last": study.tune.last,
@@ -35,8 +35,8 @@ def searches(study: Study) -> dict[str, dict[str, Any]]:
     """Key -> experiment of all searches that the study needs. Raises ConfigError for ranges without tuning."""
     found = {}
     for method in study.methods:
-        for place, overrides in levels(study):
-            if not has_ranges(planned(study, method, overrides, study.seeds[0])):
+        for place, at in levels(study):
+            if not has_ranges(planned(study, method, at, study.seeds[0])):
                 continue
             if study.tune.each == "none":
                 raise ConfigError(
