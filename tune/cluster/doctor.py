@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ...engine.backends.ray.connect import join, token_found
 from ...engine.backends.ray.placement import cluster, placed, planned, wanted
 from ...engine.config.schema import Experiment
-from ...engine.errors import ConfigError, FedFleetError
+from ...engine.errors import ConfigError, FedFleetError, first_line
 from ...engine.kernels.library import why_no_kernels
 from ...engine.run_spec import RunSpec
 from ...engine.storage.secrets import redacted
@@ -244,5 +244,5 @@ def store_opens(uri: str) -> Finding:
             )
         load_mlflow().MlflowClient(where).search_experiments(max_results=1)
     except Exception as error:  # a store may raise anything
-        return Finding("MLflow", False, redacted(str(error).splitlines()[0] if str(error) else type(error).__name__))
+        return Finding("MLflow", False, redacted(first_line(error)))
     return Finding("MLflow", True, f"{redacted(where)} answers")

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from ...engine.backends.ray.connect import TOKEN, check_listening, first_bytes
-from ...engine.errors import ConfigError, FedFleetError
+from ...engine.config.registry import find_plugin
+from ...engine.errors import ConfigError, FedFleetError, first_line
 from ...engine.runs.launch import new_run_id
+from ..files import load, load_data
 from ..keyboard import keyboard
-from .ship import FILE, pack
 
+FILE = "experiment.yaml"
+"""The experiment in the folder that is sent."""
 TICK = 0.5
 """Seconds between questions for the job's status."""
 ASKED = b"GET /api/version HTTP/1.0\r\n\r\n"
@@ -52,10 +59,6 @@ def client(address: str) -> Any:
         raise ConfigError(
             f"--address {address}: no dashboard of a cluster answers there ({first_line(error)})"
         ) from None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def send(source: str, overrides: Iterable[str], address: str, out: str | None) -> str:
@@ -99,3 +102,44 @@ def follow(job: str, address: str, stop: bool = False) -> None:
 async def print_log(jobs: Any, job: str) -> None:
     async for lines in jobs.tail_job_logs(job):
         click.echo(lines, nl=False, file=sys.stdout)
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+def pack(folder: Path, source: str, overrides: Iterable[str]) -> None:
+    """Fill the folder. Raises ConfigError for an experiment that could not run, before anything is sent."""
+    overrides = tuple(overrides)
+    load(source, overrides)
+    data = load_data(source, overrides)
+    (folder / "plugins").mkdir()
+    data["plugins"] = [shipped(name, folder) for name in data["plugins"]]
+    (folder / FILE).write_text(yaml.safe_dump(data, sort_keys=False))
+    package = Path(str(importlib.import_module("fedfleet").__file__)).parent
+    shutil.copytree(package, folder / "fedfleet", ignore=shutil.ignore_patterns("__pycache__"))
+    describe(folder)
+
+
+def describe(folder: Path) -> None:
+    """Write the package's metadata beside it, as an installation has them: they say which version it is."""
+    ours = metadata.distribution("fedfleet")
+    beside = folder / f"fedfleet-{ours.version}.dist-info"
+    beside.mkdir()
+    (beside / "METADATA").write_text(ours.read_text("METADATA") or ours.read_text("PKG-INFO") or "")
+
+
+def shipped(plugin: str, folder: Path) -> str:
+    """The plug-in's name in the job. A file, or a package that lies in a folder, is copied; an installed package keeps
+    its name and must be installed on the cluster too."""
+    found = find_plugin(plugin)
+    if found.source is not None:
+        name = f"{found.module}.py"
+        (folder / "plugins" / name).write_text(found.source)
+        return f"plugins/{name}"
+    top = found.module.partition(".")[0]
+    package = Path(found.path) / top
+    if not package.is_dir():
+        return plugin
+    if top == "fedfleet":
+        raise ConfigError(f"plugins: {plugin} has the name of this package; rename it")
+    if not (folder / top).exists():
+        shutil.copytree(package, folder / top, ignore=shutil.ignore_patterns("__pycache__"))
+    return plugin

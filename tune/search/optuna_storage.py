@@ -10,7 +10,7 @@ from optuna import Trial
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import RDBStorage, get_storage
 
-from ...engine.errors import ConfigError
+from ...engine.errors import ConfigError, first_line
 from ...engine.storage.secrets import redacted
 from ..ranges import Range
 
@@ -30,9 +30,9 @@ def open_storage(url: str) -> Any:
     try:
         return get_storage(RDBStorage(url, engine_kwargs=waits))
     except Exception as error:  # SQLAlchemy, a missing driver and Optuna raise different classes
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"search.storage: {redacted(url)} cannot be opened: {redacted(reason)}; give auto or the URL of a database"
+            f"search.storage: {redacted(url)} cannot be opened: {redacted(first_line(error))}; give auto or the URL of "
+            "a database"
         ) from None
 
 
