@@ -17,10 +17,12 @@ import pytest
 import yaml
 
 from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.executor.source import RunReport
 from fedfleet.tune.search.importance import importances
 from fedfleet.tune.search.optuna_samplers import sampler as chosen
 from fedfleet.tune.search.optuna_storage import storage_url, suggested
 from fedfleet.tune.search.plan import plan
+from fedfleet.tune.search.trial_source import TrialSource
 from fedfleet.tune.search.trial_store import Trial, TrialStore
 
 from .commands import until
@@ -126,6 +128,18 @@ def test_points_to_start_with_come_first_and_once(tmp_path: Path, sampler: str):
 def test_trials_under_way_are_limited(search: dict[str, Any], processes: int, expected: int):
     """Trials that share processes: a quarter of them with samplers that learn, at most 64 in each process."""
     assert plan(spec(**MIN, **search)).at_once(processes) == expected
+
+
+def test_no_more_trials_than_asked_are_under_way(tmp_path: Path):
+    store = made(tmp_path, **MIN, trials=5)
+    source = TrialSource(store.plan, store, tmp_path, "id", [], at_once=2)
+    first, second = source.next(), source.next()
+    assert first is not None
+    assert second is not None
+    assert source.next() is None
+    source.on_report(first.key, RunReport([], "diverged", "in round 1"))
+    assert source.next() is not None
+    assert source.next() is None
 
 
 def test_what_had_not_ended_is_gone_on_with(tmp_path: Path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
@@ -18,18 +17,18 @@ import pytest
 import yaml
 
 from fedfleet.engine import run
-from fedfleet.engine.config.schema import Engine, experiment
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.runs.saved_files import read_rows
+from fedfleet.engine.stopping import Stop
 from fedfleet.engine.storage.lock import exclusive
-from fedfleet.tune.executor.executor import processes_here
-from fedfleet.tune.search.plan import plan
+from fedfleet.tune.executor.source import Executor, RunReport, Source
 from fedfleet.tune.study.check import with_direction
 from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import load
 from fedfleet.tune.study_run.observers import StudyTracker
-from fedfleet.tune.study_run.runner import bounded, run_study
+from fedfleet.tune.study_run.runner import run_study, search_ranges
 
 from ..faults.runs import untimed
 from .commands import COMMAND, below, invoke, shell, until
@@ -406,42 +405,29 @@ def test_ranges_are_searched(tmp_path: Path, ray_here: None):
     assert {path: path.stat().st_mtime_ns for path in folder.path.glob("*/*/result.json")} == before
 
 
-@pytest.mark.parametrize(
-    ("engine", "together", "jobs", "concurrent", "processes"),
-    [
-        ({}, "auto", 3, "auto", 3),
-        ({}, "auto", None, "auto", 8),
-        ({}, "auto", 8, "auto", 8),
-        ({"cpus": 4}, "auto", 8, "auto", 2),
-        ({}, False, 3, 3, 8),
-        ({"device": "cuda"}, "auto", 1, 1, 8),
-        ({"address": "auto"}, "auto", None, "auto", 8),
-    ],
-)
-def test_jobs_bound_the_searches(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    engine: Any,
-    together: Any,
-    jobs: Any,
-    concurrent: Any,
-    processes: int,
-):
-    """On eight processors: --jobs is the number of processes if trials share them, and else the number of trials at a
-    time, so that --jobs 1 has one trial on a GPU."""
+class Here(Executor):
+    """Executes the runs of a source in this process, one after the other. `folders`: of the runs."""
+
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+
+    def run(self, source: Source[Any], stop: Any) -> None:
+        while request := source.next():
+            self.folders.append(Path(request.folder))
+            rows = run(experiment(request.experiment), request.folder).rows
+            source.on_report(request.key, RunReport(list(rows), "finished", ""))
+
+
+def test_the_searches_run_where_the_cells_do(tmp_path: Path):
+    """So that --jobs bounds them too."""
     rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
-    file = written(
-        tmp_path,
-        experiment={**STUDY["experiment"], "engine": engine},
-        methods={"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}},
-        tune={"each": "once", "together": together},
-    )
-    monkeypatch.setattr("fedfleet.workloads.processors.affinity", lambda: 8)
-    monkeypatch.setattr("fedfleet.workloads.processors.quota", lambda: math.inf)
-    (data,) = searches(with_direction(load(file))).values()
-    wanted = plan(bounded(data, together, jobs))
-    assert (wanted.settings.concurrent, wanted.settings.together) == (concurrent, together)
-    assert processes_here(Engine.model_validate(wanted.data["engine"])) == processes
+    methods = {"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}}
+    study = with_direction(load(written(tmp_path, methods=methods, tune={"each": "level", "trials": 2})))
+    folder, executor = StudyFolder(tmp_path / "out"), Here()
+    search_ranges(study, folder, executor, Stop(), quiet=True)
+    places = [folder.search_of(key) / "trials" / f"{number:04d}" for key in searches(study) for number in (0, 1)]
+    assert executor.folders == places
+    assert all(folder.searched(key) for key in searches(study))
 
 
 @pytest.mark.long

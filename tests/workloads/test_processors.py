@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from fedfleet.engine.config.schema import Engine
-from fedfleet.tune.executor.executor import cpus_for, processes_here
+from fedfleet.tune.executor.executor import processes_here
 from fedfleet.workloads.data import images
 from fedfleet.workloads.processors import processors, quota
 
@@ -93,7 +93,6 @@ def test_everybody_uses_the_number(monkeypatch):
     assert Engine().count_workers() == 5
     assert Engine(cpus=2).count_workers() == 2
     assert processes_here(Engine()) == 5
-    assert cpus_for(Engine(), 2) == 2.5
     threads: list[int] = []
 
     class Pool(images.ThreadPoolExecutor):

@@ -58,11 +58,6 @@ def processes_here(engine: Engine) -> int:
     return workers_on(processors(), engine.cpus)
 
 
-def cpus_for(engine: Engine, processes: int) -> float:
-    """The least `engine.cpus` with which `processes_here` is at most this number of processes."""
-    return max(engine.cpus, processors() / processes)
-
-
 def on_ray(engine: Engine, at_once: int | None = None, workers: int = 0, share: bool = False) -> Executor:
     """Executes every run in a process of its own, which Ray starts. Does not connect to Ray yet.
 

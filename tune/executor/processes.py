@@ -78,7 +78,7 @@ class Processes(Executor):
         self.rooms: dict[str, int] = {}  # kind -> how many runs of this kind fit into a process
         self.held: RunRequest | None = None  # the next run, which did not fit into a process
         self.again: deque[RunRequest] = deque()  # of a process that died
-        self.died: set[str] = set()  # keys of runs whose process died once
+        self.died: set[str] = set()  # keys of the source's runs whose process died once
         self.failed_starts = 0
 
     def load(self, experiment: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ class Processes(Executor):
             process.send("data", experiment)
 
     def run(self, source: Source[Any], stop: Callable[[], Any]) -> None:
-        self.source = source
+        self.source, self.died = source, set[str]()
         while self._hand_out(stop):
             if stop():
                 self.close()

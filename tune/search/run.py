@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ def search(
     *,
     resume: bool = False,
     progress: bool = False,
+    executor: Executor | None = None,
     stop: Stop | None = None,
 ) -> Found:
     """Find the best values for the ranges in an experiment, such as {search: loguniform, low: 1e-3, high: 1}.
@@ -46,8 +47,8 @@ def search(
     data: plain data of the experiment, as `files.load_data` reads them, with ranges and optionally a section `search`
     (see `plan.SearchSettings`). folder: for the search's files. resume: continue the search in the folder if there is
     one; a complete search returns at once, and of `data` only what `folder.same` allows may differ. progress: show the
-    progress on standard error. stop: the flag of the caller that signals set, where the search is a part of something
-    that they end too.
+    progress on standard error. executor, stop: what executes the trials, and the flag that signals set, of a caller who
+    does more than this search.
 
     Connects to Ray or starts it, unless trials share processes. Raises ConfigError for a search that cannot run as it
     is written, Interrupted on a signal (`resume` then loses no trial that has ended), FedFleetError if no trial
@@ -57,26 +58,28 @@ def search(
         raise ConfigError("folder must name the search's folder, got an empty text; give a path")
     wanted, path = plan(dict(data)), expanded(folder).resolve()
     refuse(wanted, path, resume)
-    with executor_of(wanted) as executor:  # processes that trials share start while this one prepares the search
+    with executor_of(wanted) if executor is None else nullcontext(executor) as executor:  # it starts meanwhile
         if all(each.key.startswith("method.") for each in wanted.ranges):
             executor.load(inner(first_experiment(wanted), wanted.settings.workers).plain())
         try_out(wanted, path)
         with exclusive(path, LOCK):
             refuse(wanted, path, resume)  # again, since another process may have used the folder
             with nothing_left(path):
-                source = prepared(wanted, path, progress)
+                at_once = wanted.at_once(len(executor.processes)) if isinstance(executor, Processes) else None
+                source = prepared(wanted, path, progress, at_once)
             return conducted(source, executor, stop)
 
 
-def prepared(wanted: SearchPlan, folder: Path, progress: bool) -> TrialSource:
-    """Prepare everything except the trials, so that configuration errors are raised before anything runs."""
+def prepared(wanted: SearchPlan, folder: Path, progress: bool, at_once: int | None) -> TrialSource:
+    """Prepare everything except the trials, so that configuration errors are raised before anything runs. at_once: the
+    largest number of simultaneous trials; None: as many as the executor takes."""
     kept = search_ids(folder, wanted)
     data = wanted.plain()
     has_secrets = redacted_data(data) != data  # they stay in the file, for a search that is resumed from it
     write(folder / SAVED, yaml.safe_dump(data, sort_keys=False), private=has_secrets)
     store = store_of(wanted, folder, kept)
     watched_by = observers(wanted, folder, kept.search_id, progress)
-    return TrialSource(wanted, store, folder, kept.search_id, watched_by)
+    return TrialSource(wanted, store, folder, kept.search_id, watched_by, at_once)
 
 
 def store_of(wanted: SearchPlan, folder: Path, kept: SearchIds) -> TrialStore:

@@ -34,8 +34,11 @@ class TrialSource(Source[Trial]):
         folder: Path,
         search_id: str,
         observers: Sequence[RunsObserver[Trial]],
+        at_once: int | None = None,
     ) -> None:
+        """at_once: the largest number of trials under way; None: as many as the executor takes."""
         super().__init__(observers)
+        self.at_once = at_once
         self.plan, self.store, self.folder, self.search_id = plan, store, folder, search_id
         self.records: dict[int, list[Record]] = {}  # of the rounds of the trials under way
         self.rounds: dict[int, int] = {}  # that the trials under way are to have
@@ -43,6 +46,8 @@ class TrialSource(Source[Trial]):
         self.columns = tuple(name for name in plan.settings.objectives if name not in TOTALS)
 
     def next(self) -> RunRequest | None:
+        if self.at_once is not None and len(self.live) >= self.at_once:
+            return None
         while (trial := self.store.propose()) is not None:
             self.records[trial.number] = []
             try:

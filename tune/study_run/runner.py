@@ -19,7 +19,7 @@ from ...engine.state.checkpoint import checkpointed_rounds
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.lock import exclusive
 from ...workloads.processors import processors
-from ..executor.executor import WANTED, check_together, cpus_for, on_ray, why_not_together
+from ..executor.executor import check_together, on_ray, why_not_together
 from ..executor.processes import Processes
 from ..executor.source import Executor, RunRequest, RunsObserver, Source, observed, remove_resume_files
 from ..output_paths import check_out
@@ -126,7 +126,7 @@ def run_study(
                 source.groups.append(TRIALS)
                 if any(folder.searched(key) is None for key in searches(study)):
                     execute(executor, source, stop)
-                    search_ranges(study, folder, executor, jobs, stop, quiet)
+                    search_ranges(study, folder, executor, stop, quiet)
                 source.groups.extend((CELLS, FORKS))
                 execute(executor, source, stop)
                 if stop():
@@ -150,38 +150,24 @@ def execute(executor: Executor, source: Cells, stop: Stop) -> None:
         observer.pauses()
 
 
-def search_ranges(
-    study: Study, folder: StudyFolder, executor: Executor, jobs: int | None, stop: Stop, quiet: bool
-) -> None:
+def search_ranges(study: Study, folder: StudyFolder, executor: Executor, stop: Stop, quiet: bool) -> None:
     """Run the searches that are left, and tell which failed. Raises Interrupted if a signal asks to end while one of
     them has trials left. stop: the study's flag, after which no search begins."""
     from ..search.run import search  # it loads Optuna, which most studies do without
 
-    if not stop():
-        executor.start(stop)  # one Ray for all searches and the cells
     for key, data in searches(study).items():
         if stop():
             return
         if folder.searched(key) is not None:
             continue
-        wanted = bounded(data, study.tune.together, jobs)
+        executor.start(stop)
+        place = folder.search_of(key)
         try:
-            search(wanted, folder.search_of(key), resume=True, progress=not quiet, stop=stop)
+            search(data, place, resume=True, progress=not quiet, executor=executor, stop=stop)
         except (ConfigError, Interrupted):
             raise
         except FedFleetError as error:
             tell(f"search failed: {data['name']}: {error}")
-
-
-def bounded(data: dict[str, Any], together: WANTED, jobs: int | None) -> dict[str, Any]:
-    """The experiment of a search with at most `jobs` processes, which have one trial each unless trials share them;
-    None: as many as fit."""
-    engine = Engine.model_validate(data["engine"])
-    shared = bool(together) and not why_not_together(engine)
-    settings = {**data["search"], "together": together, "concurrent": "auto" if shared else jobs or "auto"}
-    if shared and jobs:  # more trials than processes are under way, so `concurrent` cannot bound the processes
-        data = {**data, "engine": {**data["engine"], "cpus": cpus_for(engine, jobs)}}
-    return {**data, "search": settings}
 
 
 class Cells(Source[Cell]):
