@@ -51,9 +51,9 @@ def load(source: str | Path, overrides: str | Iterable[str] = ()) -> Experiment:
     return experiment(data)
 
 
-def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The same as plain data, before validation."""
-    path = shipped().get(source) or expanded(source)
+def load_data(source: str, overrides: Iterable[str] = (), folder: Path = Path()) -> dict[str, Any]:
+    """The same as plain data, before validation. folder: to which a path is relative."""
+    path = shipped().get(source) or folder / expanded(source)
     if not path.is_file():
         raise ConfigError(f"there is no experiment {source}; {nearest(source, shipped())}, or the path of a YAML file")
     data = read_yaml(path, source)

@@ -302,7 +302,7 @@ def test_the_base_beside_the_file_comes_first(tmp_path: Path, monkeypatch: pytes
     [
         ("base: demo\nexperiment:\n", "experiment must be a mapping of keys such as workload and federation, got None"),
         ("base: demo\nexperiment: [digits]\n", "experiment must be a mapping of keys such as workload and federation"),
-        ("experiment: listed.yaml\nmethods: {A: fedavg}\n", "experiment: listed.yaml must be a mapping of keys"),
+        ("experiment: listed.yaml\nmethods: {A: fedavg}\n", "experiment: listed.yaml must hold a mapping of keys"),
         (
             "base: bare.yaml\nmethods: [A]\n",
             "methods must be a mapping of labels over a base without methods, got ['A']",

@@ -20,8 +20,7 @@ from ...engine.config.schema import LARGEST_COUNT, Section, validated
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded
-from ..files import listed, located, override, read_yaml
-from ..files import shipped as shipped_experiments
+from ..files import listed, load_data, located, override, read_yaml
 
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
 """The defaults of an experiment."""
@@ -305,22 +304,16 @@ def on_top(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
 def resolved(experiment: Any, file: Path) -> dict[str, Any]:
     """The base experiment: a mapping, or the content of the experiment file that is named, whose plug-ins are located.
     Raises ConfigError for anything else."""
-    found, where = experiment, "experiment"
     if isinstance(experiment, str):
-        known = shipped_experiments()
-        path = known.get(experiment) or file.parent / expanded(experiment)
-        if not path.is_file():
-            raise ConfigError(
-                f"experiment: there is no experiment {experiment}; {nearest(experiment, known)}, or the path of a file"
-            )
-        found, where = read_yaml(path, experiment), f"experiment: {experiment}"
-        if isinstance(found, dict) and "plugins" in found:
-            found["plugins"] = [located(name, path) for name in listed(found["plugins"])]
-    if not isinstance(found, dict):
+        try:
+            return load_data(experiment, folder=file.parent)
+        except ConfigError as error:
+            raise ConfigError(f"experiment: {error}") from None
+    if not isinstance(experiment, dict):
         raise ConfigError(
-            f"{where} must be a mapping of keys such as workload and federation, got {found!r}; write one"
+            f"experiment must be a mapping of keys such as workload and federation, got {experiment!r}; write one"
         )
-    return found
+    return experiment
 
 
 def differences(full: Study, changed: Study) -> list[str]:
