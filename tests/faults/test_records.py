@@ -35,8 +35,8 @@ EVERY: dict[str, Any] = {"every": 1}
 class Requested(RequestedRun):
     """A run of a study or a search in this process, which keeps its reports."""
 
-    def __init__(self, spec: RunRequest, act: Callable[[float], Any] = lambda number: None) -> None:
-        super().__init__(spec)
+    def __init__(self, request: RunRequest, act: Callable[[float], Any] = lambda number: None) -> None:
+        super().__init__(request)
         self.act, self.reports = act, list[RunReport]()
 
     def send(self, report: RunReport) -> None:

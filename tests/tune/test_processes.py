@@ -151,7 +151,7 @@ def test_a_run_whose_driver_was_killed_is_asked_to_end(tmp_path: Path):
     mine, other = socket.socketpair()
     other.close()
     run = MemberRun.__new__(MemberRun)  # without its thread
-    run.spec, run.asked, run.unanswered = request(tmp_path, "a", 0.1), 0, False
+    run.request, run.asked, run.unanswered = request(tmp_path, "a", 0.1), 0, False
     runs_here: Any = SimpleNamespace(connection=Connection(mine.detach()))
     run.runs_here = runs_here
     run.send(RunReport([], "running", ""))

@@ -45,11 +45,11 @@ VECTORS = 12
 class MemberRun(RequestedRun):
     """A run among others."""
 
-    def __init__(self, runs_here: RunsHere, spec: RunRequest) -> None:
-        super().__init__(spec)
+    def __init__(self, runs_here: RunsHere, request: RunRequest) -> None:
+        super().__init__(request)
         self.runs_here, self.asked = runs_here, signal.SIGTERM if runs_here.ending else 0
         self.unanswered = False  # whether it waits for the answer to its last report
-        member = Member(runs_here.members, lambda run_spec: runs_here.planned(spec.kind, run_spec), self._waits)
+        member = Member(runs_here.members, lambda run_spec: runs_here.planned(request.kind, run_spec), self._waits)
         self.host = member
         member.begin(self._run())
 
@@ -57,16 +57,16 @@ class MemberRun(RequestedRun):
         try:
             yield from self.execute()
         finally:
-            del self.runs_here.runs[self.spec.key]
+            del self.runs_here.runs[self.request.key]
             self.runs_here.asks = True
 
     def _waits(self) -> bool:
         return self.unanswered and not self.asked
 
     def send(self, report: RunReport) -> None:
-        self.unanswered = report.status == "running" and self.spec.columns is not None and self.spec.may_end
+        self.unanswered = report.status == "running" and self.request.columns is not None and self.request.may_end
         try:
-            self.runs_here.connection.send(("report", self.spec.key, report))
+            self.runs_here.connection.send(("report", self.request.key, report))
         except OSError:  # the driver was killed
             self.asked = signal.SIGTERM
 
@@ -97,8 +97,8 @@ class RunsHere:
                     idle = False
 
     def _begin(self, runs: Sequence[RunRequest] = ()) -> None:
-        for spec in runs:
-            self.runs[spec.key] = MemberRun(self, spec)
+        for request in runs:
+            self.runs[request.key] = MemberRun(self, request)
 
     def _load(self, data: dict[str, Any]) -> None:
         """Get ready for runs with the data of an experiment. If that fails, the run will say so."""

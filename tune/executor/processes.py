@@ -116,9 +116,9 @@ class Processes(Executor):
         share = max(1, -(-left // len(self.processes)))
         for process in self.processes:
             runs: list[RunRequest] = []
-            while process.wants and len(runs) < share and not stop() and (spec := self._next(process)) is not None:
-                runs.append(spec)
-                process.runs[spec.key] = spec
+            while process.wants and len(runs) < share and not stop() and (request := self._next(process)) is not None:
+                runs.append(request)
+                process.runs[request.key] = request
             if stop():
                 return True
             if runs:
@@ -142,10 +142,10 @@ class Processes(Executor):
             return self.again.popleft()
         if not self._fits(process):
             return None
-        spec, self.held = self.held or self.source.next(), None
-        if spec is not None and not self._fits(process, spec.kind):
-            spec, self.held = None, spec
-        return spec
+        request, self.held = self.held or self.source.next(), None
+        if request is not None and not self._fits(process, request.kind):
+            request, self.held = None, request
+        return request
 
     def _fits(self, process: Process, kind: str = "") -> bool:
         """Whether a process has room for a run of a kind, or of any kind. Where the plan of a run is not known yet, no
@@ -184,12 +184,12 @@ class Processes(Executor):
         self.failed_starts = 0 if process.runs else self.failed_starts + 1
         if self.failed_starts == FAILED_STARTS:
             raise FedFleetError("processes end before they begin a run; see their messages above")
-        for key, spec in process.runs.items():
+        for key, request in process.runs.items():
             if key in self.died:
                 self.source.on_process_death(key)
             else:
                 self.died.add(key)
-                self.again.append(spec)
+                self.again.append(request)
         if not self.server.alive:
             self.server = ForkServer()
         self.processes[self.processes.index(process)] = Process(self.server, self.start)

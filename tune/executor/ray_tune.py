@@ -58,12 +58,12 @@ class SourceSearcher(NotPickled, Searcher):
     def suggest(self, trial_id: str) -> Any:
         if len(self.live) >= self.limit:
             return None
-        spec = self.source.next()
-        if spec is None:
+        request = self.source.next()
+        if request is None:
             return None if self.live else Searcher.FINISHED
-        self.live[trial_id] = spec.key
+        self.live[trial_id] = request.key
         variables = {name: value for name, value in os.environ.items() if name.startswith("FEDFLEET_")}
-        return {"run": spec, "cwd": str(Path.cwd()), "variables": variables}
+        return {"run": request, "cwd": str(Path.cwd()), "variables": variables}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         key = self.live.pop(trial_id, None)
@@ -230,8 +230,8 @@ class RunThread(RequestedRun):
     continue in the meantime.
     """
 
-    def __init__(self, spec: RunRequest, cwd: str, variables: dict[str, str]) -> None:
-        super().__init__(spec)
+    def __init__(self, request: RunRequest, cwd: str, variables: dict[str, str]) -> None:
+        super().__init__(request)
         self.cwd, self.variables = cwd, variables
         self.reports: queue.Queue[RunReport] = queue.Queue()
         self.heard = threading.Semaphore(0)

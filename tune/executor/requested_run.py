@@ -38,8 +38,8 @@ class RequestedRun(Observer):
     host: Host | None = None
     """Of a run that shares its process with others."""
 
-    def __init__(self, spec: RunRequest) -> None:
-        self.spec = spec
+    def __init__(self, request: RunRequest) -> None:
+        self.request = request
         self.asked = 0  # the signal by which the run is asked to end, 0 for none
         self.rows: list[Record] = []
         self.rounds = 0
@@ -59,7 +59,7 @@ class RequestedRun(Observer):
 
     def record(self, record: Record) -> None:
         self.rows.append(record)
-        columns = self.spec.columns
+        columns = self.request.columns
         if columns is None:
             due = time.monotonic() - self.last > HEARTBEAT_SECONDS
         else:
@@ -70,11 +70,11 @@ class RequestedRun(Observer):
     # --- the run ------------------------------------------------------------------------------------------------------
     def execute(self) -> Generator[Any, Any, None]:
         """Execute the run, and report how it ended. Yields what `launch.play` does."""
-        folder = Path(self.spec.folder)
+        folder = Path(self.request.folder)
         try:
             with self._alone(folder):
                 yield from self._run_or_read(folder)
-                if not self.spec.keep_model:
+                if not self.request.keep_model:
                     (folder / "model.safetensors").unlink(missing_ok=True)
         except Interrupted:
             pass  # nobody waits for a report any more
@@ -91,7 +91,7 @@ class RequestedRun(Observer):
         if (folder / "result.json").is_file():
             self.rows = read_rows(folder / "rounds.parquet")
             return
-        wanted = experiment(self.spec.experiment)
+        wanted = experiment(self.request.experiment)
         if (folder / "run.json").is_file() and any((folder / "checkpoints").glob("round-*")):
             try:
                 yield from play(*old_run(wanted, folder), [self], self._asked, self.host)
@@ -103,7 +103,7 @@ class RequestedRun(Observer):
                     raise  # a fork cannot begin again by itself
                 self.rows.clear()
         clear(folder)
-        yield from play(*new_run(wanted, folder, self.spec.run_id), [self], self._asked, self.host)
+        yield from play(*new_run(wanted, folder, self.request.run_id), [self], self._asked, self.host)
 
     @contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:

@@ -167,10 +167,13 @@ class Source(ABC, Generic[Run]):
             self.end(self.live[key], "failed", "the run's process died, twice; it may have run out of memory")
 
 
+Itself = TypeVar("Itself", bound="Executor")
+
+
 class Executor:
     """Executes the runs that sources hand out. A context manager, which ends what it has started."""
 
-    def __enter__(self) -> Executor:
+    def __enter__(self: Itself) -> Itself:
         return self
 
     def __exit__(self, *error: object) -> None:
