@@ -72,9 +72,9 @@ class Processes(Executor):
     def __init__(self, processes: int, at_once: int) -> None:
         """Starts the processes. at_once: the most runs of all processes together."""
         variables = {name: value for name, value in os.environ.items() if name.startswith("FEDFLEET_")}
-        self.start = ProcessStart(os.getcwd(), list(sys.path), variables, -(-at_once // processes), 1 / processes)
+        self.settings = ProcessStart(os.getcwd(), list(sys.path), variables, -(-at_once // processes), 1 / processes)
         self.server = taken()
-        self.processes = [Process(self.server, self.start) for _ in range(processes)]
+        self.processes = [Process(self.server, self.settings) for _ in range(processes)]
         self.rooms: dict[str, int] = {}  # kind -> how many runs of this kind fit into a process
         self.held: RunRequest | None = None  # the next run, which did not fit into a process
         self.again: deque[RunRequest] = deque()  # of a process that died
@@ -154,7 +154,7 @@ class Processes(Executor):
         if not all(each in self.rooms for each in kinds):
             return False
         full = sum(1 / self.rooms[each] for each in kinds)
-        return not kinds or full + 1 / self.rooms.get(kind, self.start.at_once) < 1 + 1e-9
+        return not kinds or full + 1 / self.rooms.get(kind, self.settings.at_once) < 1 + 1e-9
 
     def _hear(self, process: Process) -> None:
         """Receive a message of a process."""
@@ -192,4 +192,4 @@ class Processes(Executor):
                 self.again.append(request)
         if not self.server.alive:
             self.server = ForkServer()
-        self.processes[self.processes.index(process)] = Process(self.server, self.start)
+        self.processes[self.processes.index(process)] = Process(self.server, self.settings)
