@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import optuna
+from optuna.distributions import BaseDistribution
 
 from ..ranges import code
 from .optuna_storage import distribution
@@ -30,7 +31,7 @@ def importances(plan: SearchPlan, trials: list[Trial]) -> dict[str, dict[str, fl
     done = [trial for trial in trials if trial.values]
     if len(plan.ranges) < 2 or len(done) < LEAST_TRIALS:
         return {}
-    spaces = {one.key: distribution(one) for one in plan.ranges}
+    spaces: dict[str, BaseDistribution] = {one.key: distribution(one) for one in plan.ranges}
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
