@@ -55,7 +55,7 @@ class MemberRun(RequestedRun):
 
     def _run(self) -> Generator[Any, Any, None]:
         try:
-            yield from self.execute()
+            yield from self.play()
         finally:
             del self.runs_here.runs[self.request.key]
             self.runs_here.asks = True

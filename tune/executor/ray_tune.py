@@ -236,7 +236,7 @@ class RunThread(RequestedRun):
         self.reports: queue.Queue[RunReport] = queue.Queue()
         self.heard = threading.Semaphore(0)
         self.unheard = False  # whether the run waits for the answer to its last report
-        self.thread = threading.Thread(target=self._run, name="run", daemon=True)
+        self.thread = threading.Thread(target=self.execute, name="run", daemon=True)
         self.thread.start()
 
     # --- the driver's side --------------------------------------------------------------------------------------------
@@ -265,10 +265,6 @@ class RunThread(RequestedRun):
         self.reports.put(report)
         if report.status == "running" and not self.asked:
             self.heard.acquire()
-
-    def _run(self) -> None:
-        for _ in self.execute():
-            pass
 
     def _run_or_read(self, folder: Path) -> Generator[Any, Any, None]:
         os.environ.update(self.variables)

@@ -68,8 +68,13 @@ class RequestedRun(Observer):
             self._report("running")
 
     # --- the run ------------------------------------------------------------------------------------------------------
-    def execute(self) -> Generator[Any, Any, None]:
-        """Execute the run, and report how it ended. Yields what `launch.play` does."""
+    def execute(self) -> None:
+        """Execute the run, and report how it ended."""
+        for _ in self.play():
+            pass
+
+    def play(self) -> Generator[Any, Any, None]:
+        """The same for a run among others. Yields what `launch.play` does."""
         folder = Path(self.request.folder)
         try:
             with self._alone(folder):
