@@ -15,7 +15,7 @@ from pathlib import Path
 
 import spacy
 
-WORD = re.compile(r"[a-z0-9']+|[!?.,]")  # as in fedfleet.workloads.text
+WORD = re.compile(r"[a-z0-9']+|[!?.,]")  # as in fedfleet.workloads.data.text
 
 
 def main(pipeline: str, texts: Path, out: Path) -> None:
