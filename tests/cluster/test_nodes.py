@@ -167,7 +167,7 @@ def kill_node(cluster: Any, node: Any) -> None:
 
 
 LOSSES = {
-    "checkpointed": ({"every": 1, "keep": 2}, 4, ["is lost"], ["resumes", "begins again"]),
+    "checkpointed": ({"every": 1, "keep": 2}, 4, [], ["resumes", "begins again"]),
     "rewound": ({"every": 3, "keep": 2}, 3, ["resumes after round 3"], ["begins again"]),
     "from the beginning": (None, 0, ["begins again"], ["resumes"]),
 }
@@ -189,7 +189,7 @@ def test_a_lost_node(case, cluster, start, tmp_path):
     gates.open(0)
     result = ended(process)
     log = (tmp_path / "out" / "run.log").read_text()
-    assert "is lost" in log
+    assert "is lost" in log or (case == "checkpointed" and "the worker died" in log)  # whichever Ray notices first
     assert all(text in log for text in says), log
     assert not any(text in log for text in says_not), log
     same(tmp_path / "out", result, run(small(tmp_path / "none")))
