@@ -56,7 +56,8 @@ class built_once(Generic[T]):
     """A property of a run that is built where it is asked for first. Copies of the run with another plan share it."""
 
     def __init__(self, build: Callable[[Any], T]) -> None:
-        self.build, self.__doc__ = build, build.__doc__
+        self.build: Callable[[Any], T] = build
+        self.__doc__ = build.__doc__
 
     def __get__(self, run_spec: RunSpec | None, owner: type | None = None) -> T:
         if run_spec is None:  # asked of the class, as documentation does
