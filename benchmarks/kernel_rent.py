@@ -14,6 +14,7 @@ products, Newton-Schulz in bfloat16) is not measured here, see `benchmarks/gpu.p
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -128,6 +129,7 @@ def run_of(work: str, method: str, kernels: str = "auto") -> RunSpec:
     return RunSpec.of("rent", made)
 
 
+@functools.cache
 def best_plan(work: str, method: str, kernels: str) -> ExecutionPlan | None:
     """The blocks in which the kernels are fastest, None if they cannot run."""
     run_spec = run_of(work, method, kernels)

@@ -298,7 +298,8 @@ class Compared:
         rounding the weights changes the gradients and losses of all clients, one after another."""
 
         def kinks(place: int) -> Callable[[], Tensor] | None:
-            return None if changes is None else lambda: changes()[place]
+            found = changes
+            return None if found is None else lambda: found()[place]
 
         differences = [
             Difference(name, each.off / max(each.size, 1e-30))
