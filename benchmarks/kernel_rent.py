@@ -115,6 +115,10 @@ PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
 """(part, kernels that have it, works and methods on which it is measured, how it is left out)."""
 
 
+ALONE = {"steps in one call", "rows where they lie", "replayed gradients", "descent in place"}
+"""Parts that only clients have which train alone."""
+
+
 def run_of(work: str, method: str, kernels: str = "auto") -> RunSpec:
     made = experiment(
         {
@@ -189,7 +193,7 @@ def rent_of_kinds(work: str, method: str, passes: int) -> Iterator[str]:
 
 
 def rent_of_part(part: str, kernels: str, work: str, method: str, off: Off, passes: int) -> Iterator[str]:
-    plan = best_plan(work, method, kernels)
+    plan = ExecutionPlan(1, kernels) if part in ALONE else best_plan(work, method, kernels)
     if plan is None:
         return
     found = compared([clients(work, method, plan, nullcontext), clients(work, method, plan, off)], passes)
