@@ -11,6 +11,8 @@ agreement            whether two results agree, to the bit or within rounding: a
 library, csrc/       the compiled library and its sources, of which library.cpp is the one that is compiled
 replacements         functions of torch that kernels replace, and which of their arguments compiled kernels take
 
+What each kind earns on which work is measured by benchmarks/kernel_rent.py; benchmarks/RESULTS.md has the figures.
+
 Vectors have the width that the library was compiled for. Sums, and so bits, differ between AVX-512 and AVX2, as those
 of torch's kernels do; `compiled_for` in plan.json names it.
 """
