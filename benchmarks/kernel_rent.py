@@ -34,7 +34,6 @@ from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.kernels import channels_last, operators
-from fedfleet.engine.kernels.fused_chain import Chain
 from fedfleet.engine.planning import autotune
 from fedfleet.engine.planning.execution_plan import all_kernels, candidates, disproof, why_not
 from fedfleet.engine.reduction import accumulator
@@ -98,7 +97,6 @@ NATIVE, LAST = operators.REPLACEMENTS, channels_last.REPLACEMENTS
 NORM = (torch.batch_norm, F.batch_norm)
 PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
     ("steps in one call", "chain", fedavg("w1", "w2"), replaced(ClientSteps, "_descend_by_chain", nothing)),
-    ("rows where they lie", "chain", fedavg("w1", "w2", "many_mlp"), replaced(Chain, "takes", nothing)),
     ("Newton-Schulz", "chain", FEDMUON, replaced(operators, "iterated", nothing)),
     ("draws of batches", "chain", fedavg("w1", "w2", "many_mlp"), replaced(batches, "_draw_native", batches._draw)),
     ("sums of messages", "chain", fedavg("w2", "w3"), replaced(accumulator, "add_up", add_plainly)),
@@ -115,7 +113,7 @@ PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
 """(part, kernels that have it, works and methods on which it is measured, how it is left out)."""
 
 
-ALONE = {"steps in one call", "rows where they lie", "replayed gradients", "descent in place"}
+ALONE = {"steps in one call", "replayed gradients", "descent in place"}
 """Parts that only clients have which train alone."""
 
 

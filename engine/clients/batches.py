@@ -221,12 +221,11 @@ class TaskBatches(NamedTuple):
         weight = None if form.full or self.weight is None else self.weight[..., : form.width]
         return self._replace(rows=self.rows[..., : form.width], weight=weight)
 
-    def at(self, place: tuple[Any, Any], without: str | None = None) -> dict[str, Tensor]:
+    def at(self, place: tuple[Any, Any]) -> dict[str, Tensor]:
         """n batches of B rows, short ones padded: columns (n, B, …), "key" (n,), and "weight" (n, B) if there are short
-        batches. place: the index of these n batches, by client and step. without: a column that is left out."""
+        batches. place: the index of these n batches, by client and step."""
         rows = self.rows[place]
-        columns = {name: column for name, column in self.columns.items() if name != without}
-        batch = self.gather(columns, rows.reshape(-1))
+        batch = self.gather(self.columns, rows.reshape(-1))
         batch = {name: column.view(*rows.shape, *column.shape[1:]) for name, column in batch.items()}
         batch["key"] = self.keys[place]
         return batch if self.weight is None else {**batch, "weight": self.weight[place]}
@@ -241,14 +240,10 @@ class ClientBatches:
     position: int
     beat: Callable[[], None] = lambda: None
 
-    def __call__(self, steps: slice, without: str | None = None) -> dict[str, Tensor]:
+    def __call__(self, steps: slice) -> dict[str, Tensor]:
         """The batches of these K local steps: columns (K, B, …), "key" (K,), and "weight" (K, B) if some batches are
-        short. Short batches are padded at their end. without: a column that is not wanted."""
-        return self.batches.at((self.position, steps), without)
-
-    def rows_of(self, name: str, steps: slice) -> tuple[Tensor, Tensor]:
-        """(column (N, …), rows (K, B)): what a column of the batches of these K local steps is gathered from."""
-        return self.batches.columns[name], self.batches.rows[self.position, steps]
+        short. Short batches are padded at their end."""
+        return self.batches.at((self.position, steps))
 
     def examples(self, step: int) -> int | None:
         """The number of examples in the batch of this local step, None if no batch is short. It is known without

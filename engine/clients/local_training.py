@@ -19,7 +19,7 @@ from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
 from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
-from ..kernels.contract import Kernels, LossInOneCall, RowInputs
+from ..kernels.contract import Kernels, LossInOneCall
 from ..kernels.operators import in_bfloat16, orthogonalised_by
 from ..kernels.recorded_step import Recording, StepRecorder, copy_into
 from ..kernels.torchs import Torch
@@ -87,20 +87,6 @@ def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
     return {name: column if name == "key" else column[:real] for name, column in batch.items()}
 
 
-def by_rows(inputs: RowInputs, i: int, examples: int) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The gradient of a client's batch i by the chain, as `Gradient.forward` gives it. inputs: of several batches
-    (K, B). examples: of this batch; the rest is padding."""
-    of_batch = RowInputs(inputs.column, inputs.rows[i, :examples])
-
-    def gradient(
-        point: Tensor, trainer: LocalTrainer, layout: Layout, names: tuple[str, ...], *columns: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        assert trainer.chain is not None
-        return trainer.chain.gradient(point, dict(zip(names, columns, strict=True)), of_batch)
-
-    return gradient
-
-
 class ClientSteps:
     """The local steps of one client in a round, as a method sees them (`LocalSteps`).
 
@@ -113,28 +99,20 @@ class ClientSteps:
         self.losses: list[Tensor] = []
 
     def __iter__(self) -> Iterator[BatchOracle]:
-        for begin, batches, inputs in self._gathered():
+        for begin, batches in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
                 done = number((begin + i) / self.steps, self.trainer.device)
                 batch = unpadded(batches, i, self.batches.examples(begin + i))
-                gradient_of = Gradient.forward if inputs is None else by_rows(inputs, i, len(batch["label"]))
-                oracle = BatchOracle(gradient_of, self.trainer, batch, done)
+                oracle = BatchOracle(Gradient.forward, self.trainer, batch, done)
                 yield oracle
                 self.trainer.gradients = len(oracle.losses)
                 self.losses.append(oracle.losses[0])
 
-    def _gathered(self) -> Iterator[tuple[int, Batch, RowInputs | None]]:
-        """(number of the first step, batches of some consecutive steps, their inputs if the chain reads them where they
-        lie), for all steps in order. Then the batches have no column "input"."""
-        chain = self.trainer.chain
+    def _gathered(self) -> Iterator[tuple[int, Batch]]:
+        """(number of the first step, batches of some consecutive steps), for all steps in order."""
         for begin in range(0, self.steps, GATHERED_STEPS):
-            steps = slice(begin, min(begin + GATHERED_STEPS, self.steps))
-            inputs = None if chain is None else RowInputs(*self.batches.rows_of("input", steps))
-            if chain is None or inputs is None or not chain.takes(inputs.column, self.trainer.x.flat.dtype):
-                yield begin, self.batches(steps), None
-            else:
-                yield begin, self.batches(steps, without="input"), inputs
+            yield begin, self.batches(slice(begin, min(begin + GATHERED_STEPS, self.steps)))
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
         if self.trainer.chain is not None:
@@ -149,8 +127,8 @@ class ClientSteps:
         flat = y.flat
         flat_total = total.flat.clone() if isinstance(total, Tree) else None
         flat_shift = shift.flat if isinstance(shift, Tree) else None
-        for _, batches, inputs in self._gathered():
-            flat, losses = chain.descend(flat, batches, lr, flat_shift, flat_total, inputs)
+        for _, batches in self._gathered():
+            flat, losses = chain.descend(flat, batches, lr, flat_shift, flat_total)
             self.losses.append(losses)
         self.trainer.gradients = 1
         return Tree(flat, y.layout), total if flat_total is None else Tree(flat_total, y.layout)
@@ -161,7 +139,7 @@ class ClientSteps:
         after = Tree(y.flat.clone(), y.layout)
         views = after.views()
         leaves = [self.trainer.kernels.arranged(view) for view in views]  # once, and not in every step
-        for begin, batches, _ in self._gathered():
+        for begin, batches in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
                 batch = unpadded(batches, i, self.batches.examples(begin + i))

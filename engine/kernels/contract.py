@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -41,46 +41,24 @@ class Run(Protocol):
     def frozen(self) -> Any: ...
 
 
-class RowInputs(NamedTuple):
-    """The inputs of examples where they lie: the rows `rows` of the column "input" (N, …) of all rows."""
-
-    column: Tensor
-    rows: Tensor
-
-
 class LossInOneCall(Protocol):
     """What computes the loss of a workload and its gradient in one call."""
 
-    def gradient(
-        self, points: Tensor, batch: Mapping[str, Any], inputs: RowInputs | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def gradient(self, points: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """(gradients (c, P), losses (c,)) at the models `points` (c, P), for a batch of columns (c, B, …).
 
-        For one client, all shapes are without c. inputs: with `rows` (c, B), of a column that the network `takes`; they
-        are read instead of the column "input" of the batch. Raises IndexError for a label that is not a class or a row
-        that there is not, RuntimeError for columns with a shape or type that the network does not take, and
-        MemoryError.
+        For one client, all shapes are without c. Raises IndexError for a label that is not a class, RuntimeError for
+        columns with a shape or type that the network does not take, and MemoryError.
         """
         ...
 
-    def takes(self, column: Tensor, dtype: torch.dtype) -> bool:
-        """Whether the rows of a column "input" (N, …) are the inputs of the network as they are: nothing is computed
-        from them, and they lie one after another."""
-        ...
-
     def descend(
-        self,
-        y: Tensor,
-        batches: Mapping[str, Any],
-        lr: float,
-        shift: Tensor | None,
-        total: Tensor | None,
-        inputs: RowInputs | None = None,
+        self, y: Tensor, batches: Mapping[str, Any], lr: float, shift: Tensor | None, total: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(y (P,), losses (K,)) after K steps y <- y - lr (gradient + shift) of one client.
 
-        `batches`: columns (K, B, …), one batch per step. `total` (P,): the gradients are added to it in place.
-        `inputs`: as in `gradient`, with `rows` (K, B). Raises the same errors as `gradient`.
+        `batches`: columns (K, B, …), one batch per step. `total` (P,): the gradients are added to it in place. Raises
+        the same errors as `gradient`.
         """
         ...
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from ...algorithms.tree import Layout
 from ...workloads.classification import Classification
 from ...workloads.workload import Batch, Chained, Workload
-from .contract import RowInputs, Run
-from .library import NO_CLASS, NO_ROW, NoKernels, check_status, library, pointer
+from .contract import Run
+from .library import NO_CLASS, NoKernels, check_status, library, pointer
 from .operators import SIDES, Native
 from .replacements import scalar_of
 
@@ -72,40 +72,26 @@ class Chain:
         self.layers = np.array(layers, dtype=np.int64)
         self.chained, self.parameters = chained, parameters
 
-    def gradient(self, points: Tensor, batch: Batch, inputs: RowInputs | None = None) -> tuple[Tensor, Tensor]:
+    def gradient(self, points: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         points, (label, share) = points.contiguous(), self._labels(batch, points)
-        x, rows = self._inputs(batch, inputs, label, points)
+        x = self._inputs(batch, label, points)
         gradients, losses = torch.empty_like(points), points.new_empty(points.shape[:-1])
-        self._call("chain_gradient", (points, x, rows, label, share, gradients, losses), label, len(x))
+        self._call("chain_gradient", (points, x, label, share, gradients, losses), label)
         return gradients, self._nan_if_empty(losses, label, share)
 
-    def takes(self, column: Tensor, dtype: torch.dtype) -> bool:
-        if column.dtype != dtype or not len(column) or not column.is_contiguous():
-            return False
-        first = self.chained.inputs({"input": column[:1]}, dtype)
-        alike = first.data_ptr() == column.data_ptr() and first.is_contiguous() and first.dtype == column.dtype
-        return alike and first.shape == (1, *self.chained.shape) and first.numel() == column[0].numel()
-
     def descend(
-        self,
-        y: Tensor,
-        batches: Batch,
-        lr: float,
-        shift: Tensor | None,
-        total: Tensor | None,
-        inputs: RowInputs | None = None,
+        self, y: Tensor, batches: Batch, lr: float, shift: Tensor | None, total: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         steps = len(batches["label"])
         (label, share), losses = self._labels(batches, y.expand(steps, -1)), y.new_empty(steps)
-        x, rows = self._inputs(batches, inputs, label, y)
+        x = self._inputs(batches, label, y)
         for name, other in (("the constant", shift), ("the sum of gradients", total)):
             if other is not None and (other.shape != y.shape or other.dtype != y.dtype):
                 raise RuntimeError(f"{name} must be {y.dtype} {list(y.shape)}, got {other.dtype} {list(other.shape)}")
         if total is not None and not total.is_contiguous():
             raise RuntimeError("the sum of gradients must be contiguous: it is written to")
         y, shift = y.clone(memory_format=torch.contiguous_format), None if shift is None else shift.contiguous()
-        tensors = (y, shift, total, x, rows, label, share, losses)
-        self._call("chain_descend", tensors, label, len(x), ctypes.c_float(lr))
+        self._call("chain_descend", (y, shift, total, x, label, share, losses), label, ctypes.c_float(lr))
         return y, self._nan_if_empty(losses, label, share)
 
     # All sizes and types are checked here, since chain.h does not check them.
@@ -128,42 +114,30 @@ class Chain:
             share = share.to(points.dtype).contiguous()
         return label.contiguous(), share
 
-    def _inputs(
-        self, batch: Batch, inputs: RowInputs | None, label: Tensor, points: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """(inputs (N, *shape), rows or None if they are all rows in order) as chain.h reads them. label: of the
-        examples."""
-        rows = None
-        if inputs is not None:
-            given, rows = inputs
-            if rows.shape != label.shape or rows.dtype != torch.int64:
-                raise RuntimeError(f"rows must be int64 {list(label.shape)}, got {rows.dtype} {list(rows.shape)}")
-            rows = rows.contiguous()
-        elif batch["input"].shape[: label.ndim] != label.shape:
+    def _inputs(self, batch: Batch, label: Tensor, points: Tensor) -> Tensor:
+        """The inputs (N, *shape) of all N examples, as chain.h reads them. label: of the examples."""
+        if batch["input"].shape[: label.ndim] != label.shape:
             shape = list(batch["input"].shape)
             raise RuntimeError(f"inputs must be {[*label.shape, '…']} as their labels are, got {shape}")
-        else:
-            given = batch["input"].flatten(0, label.ndim - 1)
+        given = batch["input"].flatten(0, label.ndim - 1)
         x = self.chained.inputs({"input": given}, points.dtype).contiguous()
         if x.shape != (len(given), *self.chained.shape) or x.dtype != points.dtype or x.device != points.device:
             wanted = f"{points.dtype} {[len(given), *self.chained.shape]}"
             raise RuntimeError(f"inputs must be {wanted} for this network, got {x.dtype} {list(x.shape)}")
-        return x, rows
+        return x
 
     def _nan_if_empty(self, losses: Tensor, label: Tensor, share: Tensor | None) -> Tensor:
         """The losses; NaN if the batch has no example, as the mean over no example."""
         return losses if label.shape[-1] or share is not None else losses.fill_(torch.nan)
 
-    def _call(self, name: str, tensors: tuple[Tensor | None, ...], label: Tensor, rows: int, *more: Any) -> None:
-        """Call a function of the library. `label`: (n, B) or (B,), one of the tensors. `rows`: N, of the inputs."""
+    def _call(self, name: str, tensors: tuple[Tensor | None, ...], label: Tensor, *more: Any) -> None:
+        """Call a function of the library. `label`: (n, B) or (B,), one of the tensors."""
         layers = ctypes.c_void_p(self.layers.ctypes.data)
-        sizes = (len(self.layers), label.shape[:-1].numel(), label.shape[-1], self.parameters, rows)
+        sizes = (len(self.layers), label.shape[:-1].numel(), label.shape[-1], self.parameters)
         status = getattr(library(), name)(*map(pointer, tensors), layers, *map(ctypes.c_int64, sizes), *more)
         check_status(status)
         if status == NO_CLASS:
             raise IndexError(f"a label is out of bounds: classes 0 … {self.layers[-1][4] - 1}, got {label.tolist()}")
-        if status == NO_ROW:
-            raise IndexError("a row is out of bounds: the column of inputs does not have it")
 
 
 def chain_or_none(workload: Workload, layout: Layout) -> Chain | None:

@@ -46,7 +46,7 @@ from ..clients.worker import Data
 from ..cohorts import sampling
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import Excess, Rounding, agrees, equal, exceeding
-from ..kernels.contract import Kernels, RowInputs
+from ..kernels.contract import Kernels
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, orthogonalised_by
 from ..kernels.torchs import Torch
@@ -375,21 +375,13 @@ class Proof:
         if not bool(torchs.isfinite().all()):
             return
         columns = self.on_device({name: torch.stack([batch[name] for batch in pair]) for name in pair[0]})
-        where: list[RowInputs | None] = [None]
-        column = self.on_device(torch.cat([batch["input"] for batch in reversed(pair)]))
-        if chain.takes(column, point.dtype):  # steps then read the inputs where they lie
-            rows = torch.arange(len(column)).view(2, -1).flip(0)
-            where.append(RowInputs(column, self.on_device(rows)))
         changes = changes_beside(point, [expected], lambda p: [steps(self.wide.plain, p)])
         begin, constant = self.on_device(point), self.on_device(shift)
-        for inputs in where:
-            total = torch.zeros_like(begin)
-            y, _ = self.by_own(
-                lambda inputs=inputs, total=total: chain.descend(begin, columns, lr, constant, total, inputs)
-            )
-            own = to_processor([total + (begin - y) / lr])[0]
-            if told := self.off("the outcome of two steps", expected, torchs, own, lambda: changes()[0]):
-                raise Disagreement(told)
+        total = torch.zeros_like(begin)
+        y, _ = self.by_own(lambda: chain.descend(begin, columns, lr, constant, total))
+        own = to_processor([total + (begin - y) / lr])[0]
+        if told := self.off("the outcome of two steps", expected, torchs, own, lambda: changes()[0]):
+            raise Disagreement(told)
 
     # --- evaluations ----------------------------------------------------------------------------------------------
     def reports(self) -> None:

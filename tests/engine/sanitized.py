@@ -23,7 +23,7 @@ from fedfleet.engine.kernels.operators import AT_ONCE, Native, add_up, iterated
 from fedfleet.workloads.client_index import ClientIndex
 
 from .test_channels_last import CONVOLUTIONS
-from .test_fused_chain import CHAINS, at, batch_of, both, rows_of_all, workload
+from .test_fused_chain import CHAINS, at, batch_of, both, workload
 from .test_fused_pooling import SHAPES, images, pooled
 from .test_kernels import CONVS, drawn, gradients
 
@@ -46,10 +46,6 @@ def chains() -> None:
                 own.chain.gradient(points, strided)
                 own.chain.descend(points[0], batch, 0.1, x.flat, torch.zeros_like(x.flat))
                 own.chain.descend(points[0], batch, 0.1, None, None)
-                others, inputs = rows_of_all(batch)
-                if examples:
-                    own.chain.gradient(points, others, inputs)
-                    own.chain.descend(points[0], others, 0.1, x.flat, torch.zeros_like(x.flat), inputs)
                 if examples:
                     wrong(own, x, alone)
                     for value in ODD:

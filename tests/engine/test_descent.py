@@ -52,16 +52,12 @@ class Drawn:
             self.weight[::3] = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0])
         self.asked, self.beats = 0, 0
 
-    def __call__(self, steps: slice, without: str | None = None) -> dict[str, torch.Tensor]:
+    def __call__(self, steps: slice) -> dict[str, torch.Tensor]:
         self.asked += 1
         batches = {"input": self.input[steps], "label": self.label[steps], "key": torch.arange(len(self.label))[steps]}
         if self.ragged:
             batches["weight"] = self.weight[steps]
-        return {name: column for name, column in batches.items() if name != without}
-
-    def rows_of(self, name: str, steps: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = torch.arange(self.label.numel()).view(self.label.shape)
-        return getattr(self, name).flatten(0, 1), rows[steps]
+        return batches
 
     def examples(self, step: int) -> None:
         return None

@@ -19,7 +19,6 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.kernels.contract import RowInputs
 from fedfleet.engine.kernels.fused_chain import Chain, FusedChain, chain_or_none
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.classification import Classification
@@ -227,65 +226,6 @@ def test_strides_do_not_matter(chain):
     second, _ = own.chain.descend(turned[1], strided, 0.1, turned[2], totals[1])
     assert torch.equal(first, second)
     assert torch.equal(*totals)
-
-
-def rows_of_all(batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], RowInputs]:
-    """(a batch without its inputs, the same inputs as rows of a column that has others, too, in another order)."""
-    inputs = batch["input"].flatten(0, batch["label"].ndim - 1)
-    places = torch.randperm(2 * len(inputs), generator=torch.Generator().manual_seed(0))[: len(inputs)]
-    column = torch.full((2 * len(inputs), *inputs.shape[1:]), torch.nan)
-    column[places] = inputs
-    others = {name: values for name, values in batch.items() if name != "input"}
-    return others, RowInputs(column, places.view(batch["label"].shape))
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("examples", [5, 14])
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_inputs_that_are_read_where_they_lie_give_the_same_bits(chain, examples, weighted):
-    made = workload(*chain)
-    x, _, own = both(made)
-    assert own.chain is not None
-    batch = batch_of(made, 3, examples, weighted)
-    others, inputs = rows_of_all(batch)
-    assert own.chain.takes(inputs.column, torch.float32)
-    points = torch.stack([x.flat, 0.9 * x.flat, 1.1 * x.flat])
-    gathered, read = own.chain.gradient(points, batch), own.chain.gradient(points, others, inputs)
-    for a, b in zip(gathered, read, strict=True):
-        assert torch.equal(a, b)
-        assert a.isfinite().all()
-    totals = torch.zeros(2, len(x.flat))
-    first = own.chain.descend(x.flat, batch, 0.1, points[2], totals[0])
-    second = own.chain.descend(x.flat, others, 0.1, points[2], totals[1], inputs)
-    for a, b in zip(first, second, strict=True):
-        assert torch.equal(a, b)
-    assert torch.equal(*totals)
-
-
-def test_only_inputs_that_are_taken_as_they_are_are_read_where_they_lie():
-    plain, normalised = (both(workload(*CHAINS["nested"], normalised=each))[2].chain for each in (False, True))
-    assert plain is not None
-    assert normalised is not None
-    column = torch.randn(4, 1, 8, 8)
-    assert plain.takes(column, torch.float32)
-    assert not normalised.takes(column, torch.float32)
-    for other in (column.double(), column.to(torch.uint8), column.mT, column[:0], column[:, :, :4], column.flatten(1)):
-        assert not plain.takes(other, torch.float32)
-
-
-@pytest.mark.parametrize("row", [-1, 8, 1 << 62])
-def test_a_row_that_there_is_not_is_told(row):
-    made = workload(*CHAINS["nested"])
-    x, _, own = both(made)
-    assert own.chain is not None
-    others, inputs = rows_of_all({name: column[:1] for name, column in batch_of(made, 1, 4).items()})
-    inputs.rows[0, 2] = row
-    with pytest.raises(IndexError, match="row is out of bounds"):
-        own.chain.gradient(x.flat.unsqueeze(0), others, inputs)
-    with pytest.raises(IndexError, match="row is out of bounds"):
-        own.chain.descend(x.flat, others, 0.1, None, None, inputs)
-    with pytest.raises(RuntimeError, match="rows must be int64"):
-        own.chain.descend(x.flat, others, 0.1, None, None, inputs._replace(rows=inputs.rows[:, 1:]))
 
 
 def test_no_example_has_no_loss_and_no_gradient():

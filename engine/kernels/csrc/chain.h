@@ -29,12 +29,11 @@ struct Layer {
   int64_t out() const { return kind == LINEAR ? O : O * (pool ? (oh() / 2) * (ow() / 2) : oh() * ow()); }
 };
 
-// The inputs of a batch of examples, each of `size` floats: example b is row b of x, or row[b] if row is not null.
+// The inputs of a batch of examples, each of `size` floats.
 struct Examples {
   const float* x;
   int64_t size;
-  const int64_t* row = nullptr;
-  const float* operator[](int64_t b) const { return x + (row ? row[b] : b) * size; }
+  const float* operator[](int64_t b) const { return x + b * size; }
 };
 
 inline Lanes rectified(Lanes v) { return v < 0 ? Lanes{} : v; }  // NaN stays NaN
@@ -462,12 +461,11 @@ void masked(const float* y, float* g, int64_t size) {
   }
 }
 
-// Memory for the outputs y of all layers, the gradients g in them, the places of the maxima of pooling, and `inputs`,
-// the examples of a batch one after another; for convolutions with examples in lanes only for the outputs of the last.
+// Memory for the outputs y of all layers, the gradients g in them, and the places of the maxima of pooling; for
+// convolutions with examples in lanes only for the outputs of the last.
 struct Room {
   const std::vector<Layer> layers;
   std::vector<std::vector<float>> y, g;
-  std::vector<float> inputs;
   std::vector<std::vector<int32_t>> place;
   Batched batched;
   Room(const Layer* given, int64_t n, int64_t B)
@@ -480,21 +478,12 @@ struct Room {
   }
 };
 
-// The examples one after another; copies them if they are not. A linear layer reads several of them at once.
-Examples consecutive(const Examples& x, std::vector<float>& memory, int64_t B) {
-  if (!x.row) return x;
-  memory.resize(B * x.size + LANES);
-  for (int64_t b = 0; b < B; b++) std::memcpy(memory.data() + b * x.size, x[b], sizeof(float) * x.size);
-  return {memory.data(), x.size};
-}
-
 // Returns the loss of one client at the parameters p, and writes its gradient to gp. Calls after(layer) as soon as the
 // gradient of a layer is complete and its parameters will not be read again, so that they may be updated there.
 template <class After>
 float client(const Layer* layers, int64_t n, Room& room, const float* p, const Examples& x, const int64_t* label,
              const float* share, float* gp, int64_t B, After after) {
-  const Examples first = layers[0].kind == LINEAR ? consecutive(x, room.inputs, B) : x;
-  const auto inputs = [&](int64_t l) { return l ? Examples{room.y[l - 1].data(), layers[l].in()} : first; };
+  const auto inputs = [&](int64_t l) { return l ? Examples{room.y[l - 1].data(), layers[l].in()} : x; };
   const int64_t in_lanes = room.batched.images.size();
   if (in_lanes) room.batched.forward(p, x, room.y[in_lanes - 1].data());
   for (int64_t l = in_lanes; l < n; l++) {
@@ -542,17 +531,6 @@ bool all_below(const int64_t* numbers, int64_t count, int64_t n) {
   return std::all_of(numbers, numbers + count, [n](int64_t each) { return each >= 0 && each < n; });
 }
 
-// DONE if all labels are numbers of classes and all examples are among the N rows, else another Status.
-int32_t checked(const int64_t* label, const int64_t* row, int64_t count, int64_t classes, int64_t N) {
-  if (!all_below(label, count, classes)) return NO_CLASS;
-  return (row ? all_below(row, count, N) : count <= N) ? DONE : NO_ROW;
-}
-
-// Batch number i of batches with B examples each. x, row: as in chain_gradient.
-Examples batch_of(const float* x, const int64_t* row, int64_t i, int64_t B, int64_t size) {
-  return row ? Examples{x, size, row + i * B} : Examples{x + i * B * size, size};
-}
-
 // This thread's memory for batches of B examples. It is kept for the last few kinds of batches: the batches of an epoch
 // have one size but for the last one.
 Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
@@ -569,30 +547,28 @@ Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
 
 extern "C" {
 
-// Writes the loss and the gradient gp of each of C clients. p, gp: (C, P); x: (N, ...); row: (C, B), the rows of x that
-// are the examples, or null if they are all of them in order; label, share: (C, B), share may be null; loss: (C,).
-// Returns a Status.
-int32_t chain_gradient(const float* p, const float* x, const int64_t* row, const int64_t* label, const float* share,
-                       float* gp, float* loss, const int64_t* layers, int64_t n, int64_t C, int64_t B, int64_t P,
-                       int64_t N) {
+// Writes the loss and the gradient gp of each of C clients. p, gp: (C, P); x: (C, B, ...); label, share: (C, B), share
+// may be null; loss: (C,). Returns a Status.
+int32_t chain_gradient(const float* p, const float* x, const int64_t* label, const float* share, float* gp, float* loss,
+                       const int64_t* layers, int64_t n, int64_t C, int64_t B, int64_t P) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
-  if (const int32_t status = checked(label, row, C * B, all[n - 1].O, N)) return status;
+  if (!all_below(label, C * B, all[n - 1].O)) return NO_CLASS;
   return computed([&] {
     Room& room = room_of(layers, n, B);
     for (int64_t c = 0; c < C; c++)
-      loss[c] = client(all, n, room, p + c * P, batch_of(x, row, c, B, all[0].in()), label + c * B,
+      loss[c] = client(all, n, room, p + c * P, Examples{x + c * B * all[0].in(), all[0].in()}, label + c * B,
                        share ? share + c * B : nullptr, gp + c * P, B, [](const Layer&) {});
     return DONE;
   });
 }
 
 // Makes K local steps of one client: y <- y - lr (g + shift), total <- total + g. y, shift, total: (P,), the last two
-// may be null; x, row: as in chain_gradient, with K batches; label, share: (K, B), share may be null; loss: (K,). Returns a Status.
-int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* row,
-                      const int64_t* label, const float* share, float* loss, const int64_t* layers, int64_t n,
-                      int64_t K, int64_t B, int64_t P, int64_t N, float lr) {
+// may be null; x: (K, B, ...); label, share: (K, B), share may be null; loss: (K,). Returns a Status.
+int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* label,
+                      const float* share, float* loss, const int64_t* layers, int64_t n, int64_t K, int64_t B,
+                      int64_t P, float lr) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
-  if (const int32_t status = checked(label, row, K * B, all[n - 1].O, N)) return status;
+  if (!all_below(label, K * B, all[n - 1].O)) return NO_CLASS;
   return computed([&] {
     Room& room = room_of(layers, n, B);
     static thread_local std::vector<float> gradient;
@@ -602,7 +578,7 @@ int32_t chain_descend(float* y, const float* shift, float* total, const float* x
       walk(y + at, g + at, shift ? shift + at : nullptr, total ? total + at : nullptr, lr, size);
     };
     for (int64_t k = 0; k < K; k++)
-      loss[k] = client(all, n, room, y, batch_of(x, row, k, B, all[0].in()), label + k * B,
+      loss[k] = client(all, n, room, y, Examples{x + k * B * all[0].in(), all[0].in()}, label + k * B,
                        share ? share + k * B : nullptr, g, B, [&](const Layer& l) {
                          part(l.weight, l.O * l.I * (l.kind == LINEAR ? 1 : l.K * l.K));
                          if (l.bias >= 0) part(l.bias, l.O);

@@ -7,7 +7,7 @@
 
 namespace {
 
-enum Status { DONE = 0, NO_CLASS = 1, NO_MEMORY = 2, NO_ROW = 3 };
+enum Status { DONE = 0, NO_CLASS = 1, NO_MEMORY = 2 };
 
 // Returns what f returns, or NO_MEMORY if f raises an exception. An exception that leaves a function called from Python
 // would end the process.
