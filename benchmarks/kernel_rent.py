@@ -28,7 +28,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine.clients import batches, local_training
+from fedfleet.engine.clients import local_training
 from fedfleet.engine.clients.local_training import ClientSteps
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast
@@ -98,7 +98,6 @@ NORM = (torch.batch_norm, F.batch_norm)
 PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
     ("steps in one call", "chain", fedavg("w1", "w2"), replaced(ClientSteps, "_descend_by_chain", nothing)),
     ("Newton-Schulz", "chain", FEDMUON, replaced(operators, "iterated", nothing)),
-    ("draws of batches", "chain", fedavg("w1", "w2", "many_mlp"), replaced(batches, "_draw_native", batches._draw)),
     ("sums of messages", "chain", fedavg("w2", "w3"), replaced(accumulator, "add_up", add_plainly)),
     ("convolutions", "native", fedavg("regularised", "w3"), without(NATIVE, *CONV)),
     ("linear layers of blocks", "native", fedavg("regularised", "w2", "many_mlp"), without(NATIVE, *LINEAR)),

@@ -8,7 +8,6 @@ end. The permutation of pass e depends on (seed, client, e) only.
 
 from __future__ import annotations
 
-import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from ..accelerators.columns import DeviceColumns
 from ..accelerators.transfer import to_device
 from ..cohorts.tasks import steps_of
 from ..config.schema import Local
-from ..kernels.library import check_status, library
 
 MOST_SEGMENTS = 2**20
 """So many permutations can be numbered above 43 random bits in an int64."""
@@ -100,43 +98,24 @@ def stream(
     visits: np.ndarray,
     local: Local,
     seed: int,
-    native: bool = False,
     taken: np.ndarray | None = None,
 ) -> Stream:
     """The batches of these clients (c,).
 
-    visits: (c,) how often each client has taken part before. native: compute them with the library's C++ code, which
-    gives the same numbers as NumPy. taken: (c,) the local steps that each client takes, the first ones of its visit;
-    None for all.
+    visits: (c,) how often each client has taken part before. taken: (c,) the local steps that each client takes, the
+    first ones of its visit; None for all.
     """
     clients, visits = clients.astype(np.int64), visits.astype(np.int64)
     offsets, ends = (client_index.offsets[clients + shift].astype(np.int64) for shift in (0, 1))
     sizes = ends - offsets
     steps = steps_of(sizes, local).astype(np.int64)
     shape = (len(clients), int(steps.max()), min(local.batch, int(sizes.max())))
-    draw = _draw_native if native else _draw
-    rows, weight, keys = draw(client_index.rows, (clients, offsets, sizes, visits, steps), shape, local, seed)
+    rows, weight, keys = _draw(client_index.rows, (clients, offsets, sizes, visits, steps), shape, local, seed)
     if taken is None:
         return Stream(rows, weight, torch.from_numpy(steps), keys)
     most = int(taken.max())
     kept = None if weight is None else weight[:, :most]
     return Stream(rows[:, :most], kept, torch.from_numpy(taken.astype(np.int64)), keys[:, :most])
-
-
-def _draw_native(
-    all_rows: np.ndarray, visits: Visits, shape: tuple[int, int, int], local: Local, seed: int
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """What `_draw` returns, computed by draw.h."""
-    _, offsets, sizes, *_ = visits
-    if sizes.min() < 1 or offsets.min() < 0 or (offsets + sizes).max() > len(all_rows):
-        raise IndexError(f"every client must have at least one row, and only rows among the {len(all_rows)} rows")
-    rows, weight, keys = np.empty(shape, np.int64), np.empty(shape), np.empty(shape[:2], np.int64)
-    full = np.empty(1, np.int64)
-    inputs = [np.ascontiguousarray(array, dtype=np.int64) for array in (*visits, all_rows)]
-    addresses = (ctypes.c_void_p(array.ctypes.data) for array in (*inputs, rows, weight, keys, full))
-    purposes = (int(counted.key(seed, purpose)) for purpose in ("order", "step"))
-    check_status(library().draw(*addresses, *map(ctypes.c_int64, (*shape, local.batch, *purposes))))
-    return torch.from_numpy(rows), None if full[0] else torch.from_numpy(weight), torch.from_numpy(keys)
 
 
 def _draw(

@@ -170,15 +170,15 @@ class Worker:
         local = self.run_spec.experiment.federation.local
         if task.warm_start:
             local = Local(epochs=1, batch=local.batch)
-        seed, native, index = self.run_spec.experiment.seed, self.kernels.compiled, self._client_index(task)
+        seed, index = self.run_spec.experiment.seed, self._client_index(task)
 
         def draw() -> Stream:
-            return stream(index, task.clients, task.visits, local, seed, native, task.steps)
+            return stream(index, task.clients, task.visits, local, seed, task.steps)
 
         if self.draws is None:
             return draw()
         arrays = tuple(None if a is None else a.tobytes() for a in (task.clients, task.visits, task.steps))
-        return self.draws.of(index, (seed, native, local.epochs, local.steps, local.batch, *arrays), draw)
+        return self.draws.of(index, (seed, local.epochs, local.steps, local.batch, *arrays), draw)
 
     def end(self, under_way: TaskUnderWay, without_form: Collection[str] = ()) -> TaskResult:
         """The result of a task whose blocks have all been trained. without_form: names of kernels that ran and have no

@@ -67,8 +67,8 @@ class LossInOneCall(Protocol):
 class Kernels:
     """A kind of kernels. What a class does not define is as with torch's own kernels.
 
-    `name`: in the table. `compiled`: whether it needs the compiled library, which then draws the batches and adds up
-    the messages, too, to the same bits. `needs_proof`: whether it is used only after a proof on the run's data that it
+    `name`: in the table. `compiled`: whether it needs the compiled library, which then adds up the messages, too, to
+    the same bits. `needs_proof`: whether it is used only after a proof on the run's data that it
     computes what torch computes. `single_losses`: whether it gives the losses of single examples. `instead_of`: names
     of kinds that a measurement does not try where it can have this one. `warm_ups`: the number of rounds until a round
     takes as long as later ones.

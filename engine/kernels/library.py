@@ -29,7 +29,7 @@ SOURCES = Path(__file__).with_name("csrc")
 """The folder of the sources: library.cpp, which is compiled, and the headers that it includes."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 DONE, NO_CLASS, NO_MEMORY = range(3)
-"""The values of the enum `Status` of guarded.h, which functions of the library return."""
+"""The values of the enum `Status` of vectors.h, which functions of the library return."""
 COMPILERS = ("c++", "g++", "clang++")
 OLDEST = {"g++": 9, "clang++": 14}
 """The oldest versions that compile the sources."""

@@ -5,7 +5,7 @@ What is compared:
 - losses and gradients, on the first, second and last batches of two clients;
 - the reports of evaluations, on test rows;
 - two steps of descent, where the kernels do them in one call;
-- of compiled kernels, the batches that are drawn and sums of messages, to the bit, and what methods orthogonalise.
+- of compiled kernels, sums of messages, to the bit, and what methods orthogonalise.
 
 At which models: the initial one, one near it, and a random one, since a model whose units are all dead has no gradient
 to compare. With which batches: a client alone without padding, as it trains, and a block with padding, where the run
@@ -45,7 +45,7 @@ from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts import sampling
 from ..errors import RAISED_BY_USERS, type_and_first_line
-from ..kernels.agreement import Excess, Rounding, agrees, equal, exceeding
+from ..kernels.agreement import Excess, Rounding, agrees, exceeding
 from ..kernels.contract import Kernels
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, orthogonalised_by
@@ -141,7 +141,6 @@ class Proof:
 
     def run(self) -> None:
         if self.kernels.compiled:
-            self.streams()
             check_sums(self.x.flat.numel())
         batches = self.batches()
         for name, point, pair in zip(("initial", "perturbed", "random"), self.points(), batches, strict=True):
@@ -155,23 +154,6 @@ class Proof:
             self.orthogonalised(batches[0][0])
 
     # --- what is compared -----------------------------------------------------------------------------------------
-    def streams(self) -> None:
-        """Compare the batches of some clients, among them those with the fewest and the most rows, on first and later
-        visits."""
-        client_index, seed, local = (
-            self.given.client_index,
-            self.run_spec.experiment.seed,
-            self.run_spec.experiment.federation.local,
-        )
-        sizes = client_index.sizes
-        some = np.unique([*self.clients(), int(sizes.argmin()), int(sizes.argmax())])
-        for visits in (np.zeros(len(some), np.int64), np.arange(1, len(some) + 1)):
-            expected = stream(client_index, some, visits, local, seed)
-            found = stream(client_index, some, visits, local, seed, native=True)
-            for name, a, b in zip(expected._fields, expected, found, strict=True):
-                if not equal(a, b):
-                    raise Disagreement(f"the {name} of the batches of clients {some.tolist()} are not numpy's")
-
     def clients(self) -> np.ndarray:
         """(2,) two clients of the cohort of round 1; in a cohort of one client, that client twice."""
         plan = self.run_spec.experiment.federation

@@ -5,22 +5,17 @@ arguments."""
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
 from fedfleet.algorithms.parts.orthogonal import SCHEMES, Part, matrices_of, newton_schulz_plainly
-from fedfleet.engine.clients.batches import stream
-from fedfleet.engine.config.schema import Local
 from fedfleet.engine.kernels import library
 from fedfleet.engine.kernels.channels_last import ChannelsLast
 from fedfleet.engine.kernels.operators import AT_ONCE, Native, add_up, iterated
-from fedfleet.workloads.client_index import ClientIndex
 
 from .test_channels_last import CONVOLUTIONS
 from .test_fused_chain import CHAINS, at, batch_of, both, workload
@@ -135,20 +130,6 @@ def rest() -> None:
         for count in range(1, AT_ONCE + 1):
             for more in (False, True):
                 add_up(torch.zeros(size, dtype=torch.float64), list(drawn(count, size)), more, True)
-    sizes = np.array([1, 2, 5, 16, 17, 40])
-    parts = ClientIndex.of([np.arange(size) + sizes[:i].sum() for i, size in enumerate(sizes)])
-    for batch in (1, 4, 16, 100):
-        for local in (Local(epochs=2, batch=batch), Local(steps=7, batch=batch)):
-            for visits in (0, 3):
-                who = (np.arange(len(sizes)), np.full(len(sizes), visits))
-                own, expected = (stream(parts, *who, local, 5, native=native) for native in (True, False))
-                assert torch.equal(own.rows, expected.rows)
-    beyond = SimpleNamespace(offsets=np.array([0, 4, 9]), rows=np.arange(6))
-    try:
-        stream(beyond, np.arange(2), np.zeros(2), Local(steps=1, batch=2), 5, native=True)  # pyright: ignore[reportArgumentType]
-    except IndexError:
-        return
-    raise AssertionError("rows beyond all of them are read")
 
 
 if __name__ == "__main__":

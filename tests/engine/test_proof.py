@@ -338,7 +338,6 @@ def test_an_unknown_kind_of_kernels_is_told():
 
 # --- a library that is wrong ------------------------------------------------------------------------------------------
 DEFECTS = {
-    "draw.h": [("{folded(key, place) >> 21, place}", "{folded(key, place + 1) >> 21, place}")],
     "native.h": [
         ("larger(top, at, ODD(b0, b1), 3)", "larger(top, at, ODD(b0, b1), 2)"),
         ("if (N == 3) sum += double(c[i]);", "if (N == 3) sum += double(b[i]);"),
@@ -424,12 +423,11 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
-        (lambda proving: proving.streams(), "batches of clients"),
         (lambda proving: kernel_proof.check_sums(100), "sum of 3 messages"),
         (lambda proving: proving.gradients("here", proving.x.flat, proving.batches()[0]), "is .* off torch's"),
         (lambda proving: proving.descent(proving.x.flat, proving.batches()[0]), "two steps"),
     ],
-    ids=["draw", "add_up", "native", "descend"],
+    ids=["add_up", "native", "descend"],
 )
 def test_a_library_that_computes_something_else_is_found_out(part, reason):
     kernels = "chain" if reason == "two steps" else "native"

@@ -2,7 +2,6 @@
 // which the compiler makes inline code.
 
 #include "chain.h"
-#include "draw.h"
 #include "native.h"
 #include "normalised.h"
 #include "orthogonal.h"

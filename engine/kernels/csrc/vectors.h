@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <vector>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
@@ -14,8 +15,6 @@
 #elif defined(__SSE2__)
 #include <emmintrin.h>
 #endif
-
-#include "guarded.h"
 
 namespace {
 
@@ -47,11 +46,19 @@ class NoSubnormals {
 #endif
 };
 
-// `guarded`, for functions that compute.
+// What the functions that Python calls return.
+enum Status { DONE = 0, NO_CLASS = 1, NO_MEMORY = 2 };
+
+// Returns what f returns, or NO_MEMORY if f raises an exception. An exception that leaves a function called from Python
+// would end the process.
 template <class F>
 int32_t computed(F f) {
   const NoSubnormals none{};
-  return guarded(f);
+  try {
+    return f();
+  } catch (const std::exception&) {
+    return NO_MEMORY;
+  }
 }
 
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
