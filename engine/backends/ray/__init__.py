@@ -4,9 +4,9 @@ Where to read first: `ray_pool`, the pool that gives the tasks of a phase to the
 `worker_process`, the actor that runs them; `worker_handle`, a worker as the pool sees it, and its signs of life.
 `scheduler` chooses the next tasks of a worker, `row_locations` says which node has which client states, and
 `task_splitting` splits tasks where there are many workers. The data of the clients are Arrow tables in Ray's object
-store (`arrow_columns`). `driver_actor` runs the rounds and is followed by the launcher, with `watch` over the
-processes. `connect`, `local_ray`, `start_obstacles` and `placement` are about Ray itself: joining it, starting it, and
-reserving its resources.
+store (`arrow_columns`), and sums on the driver's node lie in shared memory (`shared_sums`). `driver_actor` runs the
+rounds and is followed by the launcher, with `watch` over the processes. `connect`, `local_ray`, `start_obstacles` and
+`placement` are about Ray itself: joining it, starting it, and reserving its resources.
 """
 
 import os

@@ -39,6 +39,7 @@ from ...state.row_table import RowTable
 from .placement import Placement, cluster, on_node, placed, wanted
 from .row_locations import DRIVER, RowLocations
 from .scheduler import CALL_SECONDS, IN_FLIGHT, Key, Pace, Scheduler, Waiting, key_of, rows_read
+from .shared_sums import FilesOfWorker
 from .task_splitting import split_tasks
 from .worker_handle import (
     WorkerCall,
@@ -50,7 +51,7 @@ from .worker_handle import (
     start_seconds,
     why_unfit,
 )
-from .worker_process import Order, Reply, StateFiles
+from .worker_process import Order, StateFiles
 
 LOOK_SECONDS = 0.5
 """How often workers are asked for a sign of life, and whether the run shall stop."""
@@ -175,7 +176,9 @@ class RayPool(Pool):
         worker.started = started
         worker.lives()
         worker.node = self._number_of(started.node)
-        if worker.node != DRIVER:
+        if worker.node == DRIVER:
+            worker.sums = FilesOfWorker(started.process, started.sums)
+        else:
             worker.host = next((node.name for node in cluster() if node.id == started.node), started.node[:8])
 
     def _number_of(self, node: str) -> int:
@@ -320,8 +323,9 @@ class RayPool(Pool):
         own = phase.repeated or phase.with_sums or phase.call == "aggregate"
         tasks = [item.task for item in items]
         shape = None if own else phase.shape
-        order = Order(phase.call, tasks, phase.broadcast.version, len(leaves), places, tuple(moved), shape)
-        call = WorkerCall(worker, items, bool(moved))
+        file = None if worker.sums is None or shape is None else worker.sums.take()
+        order = Order(phase.call, tasks, phase.broadcast.version, len(leaves), places, tuple(moved), shape, file)
+        call = WorkerCall(worker, items, bool(moved), file)
         call.answer = worker.actor.run.remote(order, self._posted([leaves[place] for place in places]), *packed)
         worker.leaves = worker.leaves if moved else list(leaves)
         if not worker.calls:
@@ -344,7 +348,7 @@ class RayPool(Pool):
         """The outcomes of a call that has ended."""
         worker = call.worker
         try:
-            reply: Reply = ray.get(call.answer)
+            reply = call.reply()
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from cause.__cause__
@@ -441,7 +445,7 @@ class RayPool(Pool):
         while self.calls:
             for call in self._ended_calls():
                 try:
-                    ray.get(call.answer)
+                    call.reply()
                 except RayTaskError:
                     continue
                 except RayError as error:

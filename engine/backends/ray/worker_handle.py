@@ -18,7 +18,8 @@ from ...rounds.pool import Failure
 from ...run_spec import RunSpec
 from .placement import on_node
 from .scheduler import Waiting
-from .worker_process import SIGNS, STACK_SECONDS, Started, StateFiles, WorkerProcess, last_stack
+from .shared_sums import FilesOfWorker, Places
+from .worker_process import SIGNS, STACK_SECONDS, Reply, Started, StateFiles, WorkerProcess, last_stack
 
 ASKED_SECONDS = 5.0
 """A process that has not asked its workers for signs of life for so long was busy or stopped itself."""
@@ -37,13 +38,27 @@ class WorkerRequest(NamedTuple):
 
 @dataclass(eq=False)
 class WorkerCall:
-    """A call of a worker, with its tasks. moves: whether rows come with it from another node. answer: the reference to
-    its reply."""
+    """A call of a worker, with its tasks. moves: whether rows come with it from another node. file: the number of the
+    worker's file for its sums. answer: the reference to its reply."""
 
     worker: WorkerHandle
     items: list[Waiting]
     moves: bool
+    file: int | None = None
     answer: Any = None
+
+    def reply(self) -> Reply:
+        """The reply to the call, with its sums. Raises what Ray raises."""
+        places: Places | None = None
+        try:
+            reply: Reply = ray.get(self.answer)
+            places = reply.places
+        finally:
+            if self.worker.sums is not None and self.file is not None and places is None:
+                self.worker.sums.free.append(self.file)
+        if self.worker.sums is None or self.file is None or places is None:
+            return reply
+        return reply._replace(sums=self.worker.sums.read(self.file, places))
 
 
 @dataclass(eq=False)
@@ -52,7 +67,8 @@ class WorkerHandle:
     started. node: the run's number of its node, see `RowLocations`. host: the node in words
     where it is not the driver's. leaves: of the broadcast as the worker has them. beats, heard: its signs of life, and
     when they were last seen to grow (time.monotonic). asked: when they were asked for. sign: a reference to the next
-    answer. hung: whether its process was ended because it hung."""
+    answer. hung: whether its process was ended because it hung. sums: its files for sums on the
+    driver's node."""
 
     actor: Any
     number: int
@@ -69,6 +85,7 @@ class WorkerHandle:
     asked: float = 0.0
     sign: Any = None
     hung: bool = False
+    sums: FilesOfWorker | None = None
 
     @staticmethod
     def of(
@@ -121,11 +138,12 @@ class WorkerHandle:
         self.hung = True
         found: Any = "(it does not answer)"
         if self.started is not None and not self.host:
-            found = last_stack(*self.started[1:])
+            found = last_stack(self.started.process, self.started.stack)
         elif self.started is not None:
             remote: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node(self.started.node))
             try:
-                found = ray.get(remote(last_stack).remote(*self.started[1:]), timeout=STACK_SECONDS + START_SECONDS)
+                stack = remote(last_stack).remote(self.started.process, self.started.stack)
+                found = ray.get(stack, timeout=STACK_SECONDS + START_SECONDS)
             except RayError:
                 found = "(its node does not answer)"
         ray.kill(self.actor)

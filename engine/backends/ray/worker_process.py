@@ -32,6 +32,7 @@ from ...run_spec import RunSpec
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ...stopping import on_signal
 from .arrow_columns import from_arrow
+from .shared_sums import OwnFiles, Places
 
 SIGNS = "signs"
 """The concurrency group of the calls that a worker answers while it runs a task."""
@@ -45,7 +46,8 @@ class Order(NamedTuple):
     tasks: of the phase `call`, in the order of the tree. version: of the broadcast. leaves: the number of its leaves.
     places: those of the leaves that come with this call; the worker has the others. moved: the rows of client states
     whose bytes come with it, because another node wrote them. shape: of the phase's tree,
-    in whose order the sums of the tasks are added; None if every result shall come with its own sums.
+    in whose order the sums of the tasks are added; None if every result shall come with its own sums. file: the number
+    of the worker's file for these sums, see shared_sums.py; None if they shall come with the reply.
     """
 
     call: Call
@@ -55,28 +57,31 @@ class Order(NamedTuple):
     places: tuple[int, ...]
     moved: tuple[np.ndarray, ...]
     shape: TreeShape | None
+    file: int | None
 
 
 class Reply(NamedTuple):
-    """The outcomes of an order's tasks, and the sums that do not come with them.
+    """The outcomes of an order's tasks, and the sums that do not come with them, or their places in the order's file.
 
     There are fewer outcomes than tasks if the worker cannot run clients (`unfit`, the reason) or has lost its device.
     """
 
     outcomes: list[TaskResult | Failure]
     sums: list[PartialSum]
+    places: Places | None
     seconds: float
     unfit: str = ""
     lost_device: bool = False
 
 
 class Started(NamedTuple):
-    """A worker that has started: Ray's id of its node, the numbers of its process and of the open file to which the
-    process writes its stack at SIGUSR1."""
+    """A worker that has started: Ray's id of its node, the numbers of its process, of the open file to which the
+    process writes its stack at SIGUSR1, and of the open files for sums."""
 
     node: str
     process: int
     stack: int
+    sums: list[int]
 
 
 class StateFiles(NamedTuple):
@@ -102,6 +107,7 @@ class WorkerProcess(Worker):
         self.leaves: dict[int, np.ndarray] = {}  # of the broadcast, by place
         self.stack = open(os.memfd_create("fedfleet-stack"), "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
+        self.sums = OwnFiles()
         self.node = ray.get_runtime_context().get_node_id()
         self.own = files.node != self.node
         self.layout = own_files(files, run_spec, self.node) if self.own else files.layout
@@ -117,7 +123,7 @@ class WorkerProcess(Worker):
         collect_seldom()
         if self.unfit:
             raise WorkerUnfit(self.unfit)
-        return Started(self.node, os.getpid(), self.stack.fileno())
+        return Started(self.node, os.getpid(), self.stack.fileno(), self.sums.files)
 
     def _prepare(self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex) -> None:
         settings.apply(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
@@ -162,7 +168,8 @@ class WorkerProcess(Worker):
             if lost:
                 break
         parts = [] if sums is None else [PartialSum(*part) for part in sums.parts.items()]
-        return Reply(outcomes, parts, time.perf_counter() - began, self.unfit, lost)
+        places = None if order.file is None else self.sums.write(order.file, parts)
+        return Reply(outcomes, [] if places else parts, places, time.perf_counter() - began, self.unfit, lost)
 
     # --- answered while a task runs -----------------------------------------------------------------------------------
     @ray.method(concurrency_group=SIGNS)
