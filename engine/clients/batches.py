@@ -41,7 +41,7 @@ class BlockForm(NamedTuple):
     """The form of the batches of one block. width: the examples of its largest batch; full: whether all have as many.
 
     The last bits of a gradient depend on both, so that they follow from the block alone: which blocks are in the same
-    task depends on the number of workers, and in an asynchronous run on where it was resumed.
+    task depends on the number of workers, which may split tasks, and in an asynchronous run on where it was resumed.
     """
 
     width: int

@@ -1,4 +1,4 @@
-"""A worker: it runs tasks, which are the local training of some clients, or a part of an evaluation.
+"""A worker: it runs tasks: the local training of some clients, a part of an evaluation, or a pass over messages.
 
 A worker has the data, the model and the method. Client states are in the store and not in the worker. The same task
 gives the same result on any worker, any number of times.
@@ -102,7 +102,7 @@ class TaskUnderWay:
 
 
 class Worker:
-    """Runs the tasks of one run in one process: local training and evaluation."""
+    """Runs the tasks of one run in one process: local training, evaluation, passes over messages."""
 
     def __init__(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> None:
         """layout: of the client states. beat: called before every local step, as a sign of life."""

@@ -450,7 +450,8 @@ class Engine(Section):
     """What happens if a client fails again when it runs alone: `fail` (default) ends the run, `drop` leaves the client
     out of the round. A run always ends if a client fails because memory runs out."""
     patience: float = Field(default=600.0, gt=0)
-    """The seconds without a local step after which a worker counts as hung and is replaced, more than 0."""
+    """With workers on Ray, the seconds without a sign of life (each local step is one) after which a worker that has a
+    task counts as hung and is replaced, more than 0."""
     pending: int | None = Field(default=None, ge=1, lt=2**63)
     """The most bytes of memory that finished results of an asynchronous run may take while they wait for their updates,
     at least 1 (default: half of the memory that is free when the run starts)."""

@@ -82,8 +82,8 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
                 release_freed_memory()
             continue
         if plan.block > 1:
-            limit = STAGNANT if seconds > HOPELESS * min(found.values()) else SLOWER_LIMIT
-            if seconds > limit * best.get(plan.kernels, math.inf):
+            ratio = STAGNANT if seconds > HOPELESS * min(found.values()) else SLOWER_LIMIT
+            if seconds > ratio * best.get(plan.kernels, math.inf):
                 done.add(plan.kernels)
             best[plan.kernels] = min(best.get(plan.kernels, seconds), seconds)
     torch.set_num_threads(threads)

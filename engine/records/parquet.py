@@ -6,7 +6,8 @@ train/loss                          the mean over the cohort of each client's me
 eval/…                              the workload's report on the test set, in rounds with an evaluation
 eval/clients/…, …_worst             with evaluate.fairness: each client's mean over its own training rows, averaged over
                                     all clients and over the tenth of the clients with the worst means
-client/count, dropped               clients that took part; clients left out (failures, federation.without)
+client/count, dropped               clients that took part; clients left out (failures, federation.without, Byzantine
+                                    clients that send nothing)
 client/steps, gradients             the sums of their local steps and gradients; in round 1 with the gradients of a warm
                                     start
 client/norm2                        the mean of |y_K - x|^2; with a compression, of the decoded messages

@@ -186,7 +186,8 @@ class RoundTotals(NamedTuple):
     """The sums of a phase.
 
     `leaves`: float64 sums of the messages' leaves. `facts`: sums by name. `clients`: arrays by name with one entry per
-    client. `dropped`: the clients that were left out: they failed, or `federation.without` names them. `seconds`: the
+    client. `dropped`: the clients that were left out: they failed, `federation.without` names them, or they send
+    nothing. `seconds`: the
     time in which the driver added up these sums. `notes`: sentences for the log, see `TaskResult`.
     """
 

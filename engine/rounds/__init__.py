@@ -1,6 +1,7 @@
 """The driver, which makes the updates of a run, and what lies between it and the pools that run its tasks.
 
-The driver is a generator: it yields phases of tasks, and is sent their results by whoever plays it.
+The driver is a generator: it yields the phases of training and evaluation, and is sent their results by whoever plays
+it. Passes over messages and losses that a sampler asks for are run at once.
 
 driver      the loop over the updates: plan, results, stage, the server's step, commit, evaluation, checkpoint
 training    makes the phases of a run; how the results of a synchronous round come about, in one phase

@@ -267,7 +267,9 @@ class Driver:
         updated = self.clock()
         record = {
             "round": number,
-            **totals.record(count, trained - started, self.workers),
+            **totals.record(
+                count, trained - started - planned - aggregated.columns.get("time/aggregate", 0.0), self.workers
+            ),
             **traffic_columns(self.state_spec, update.selected, count),
             **update.columns,
             **({"time/probe": planned} if "comm/bytes_probe" in update.columns else {}),

@@ -82,7 +82,7 @@ class Training:
 
         method: with its settings of this update. state_spec: of the method. number: of the update, 0 for the pass over
         all clients. meanwhile: work for this process while the workers are busy. Raises ClientFailed if no client is
-        left.
+        left of those that began.
         """
         clients, when = update.clients, (number, number == 0)
         columns = (self.visits[clients], update.weights, *self.table.reserve(clients))

@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
     """The driver's state after round `round`, for N clients."""
 
     round: int
-    server: list[Tensor]  # the leaves of the server's state (public, private)
+    server: list[Tensor]  # the leaves of the states of server, stage and planner, and of versions that are in use
     row: np.ndarray  # (N,) the row of each client's state, -1 for none
     digest: np.ndarray  # (N, 16) the digest of each client's row
     visits: np.ndarray  # (N,) how often each client has taken part

@@ -1,8 +1,8 @@
 """The table that says which row of the files of client states (row_files.py) belongs to which client.
 
 Only the driver has the table. A round reads committed rows and writes fresh ones; the commit makes the fresh rows the
-clients' rows. Before the commit no committed row is touched, so a round can be abandoned at no cost. A checkpoint is
-the table and the digest of every row. It copies no rows but pins them: they are not overwritten while it is kept.
+clients' rows. Before the commit no committed row is touched, so a round can be abandoned at no cost. A checkpoint
+has the table and the digest of every row. It copies no rows but pins them: they are not overwritten while it is kept.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -274,6 +276,22 @@ def test_hopeless_kernels_are_tried_as_long_as_larger_blocks_help(monkeypatch: p
     ran = autotune.measure(run_spec, run_spec.split(), plans)
     assert [plan.block for plan in ran if plan.kernels == "torch"] == [1, 2, 3, 5]  # 11.5 after 12.0: it is given up
     assert [plan.block for plan in ran if plan.kernels == "chain"] == [1, 2, 3, 5, 9]
+
+
+def test_plans_are_measured_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch):
+    """Each plan takes a second: as many as the limit has seconds are measured, and the one under way is finished."""
+    now = 0.0
+
+    def takes_a_second(run_spec: RunSpec, data: object, plan: ExecutionPlan) -> Iterator[float]:
+        nonlocal now
+        now += 1.0
+        yield 1.0
+
+    monkeypatch.setattr(autotune, "time_plan", takes_a_second)
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=lambda: now))
+    run_spec = RunSpec.of("run", auto())
+    plans = [ExecutionPlan(block, "torch") for block in range(1, 21)]
+    assert len(autotune.measure(run_spec, run_spec.split(), plans)) == autotune.SECONDS + 1
 
 
 def test_measuring_leaves_the_callers_threads_alone():
