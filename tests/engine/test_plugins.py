@@ -189,6 +189,7 @@ import sys
 from dataclasses import dataclass
 
 import ray
+from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.workloads.problems.quadratic import Quadratic
 
