@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -70,6 +71,16 @@ def test_what_is_too_large_or_nothing_comes_with_the_reply(files):
     large = np.broadcast_to(np.zeros(1), FILE_BYTES // 8 + 1)
     assert own.write(0, [PartialSum(TreeNode(0, 0), [large])]) is None
     assert own.write(0, []) is None
+
+
+def test_there_are_no_files_where_a_limit_forbids_them():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES - 1, hard))
+    try:
+        own = OwnFiles()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert FilesOfWorker(os.getpid(), own.files).take() is None
 
 
 def test_there_are_no_files_of_a_process_that_is_not_here():

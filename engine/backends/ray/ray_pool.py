@@ -177,7 +177,7 @@ class RayPool(Pool):
         worker.lives()
         worker.node = self._number_of(started.node)
         if worker.node == DRIVER:
-            worker.sums = FilesOfWorker(started.process, started.sums)
+            worker.sum_files = FilesOfWorker(started.process, started.sum_files)
         else:
             worker.host = next((node.name for node in cluster() if node.id == started.node), started.node[:8])
 
@@ -323,7 +323,7 @@ class RayPool(Pool):
         own = phase.repeated or phase.with_sums or phase.call == "aggregate"
         tasks = [item.task for item in items]
         shape = None if own else phase.shape
-        file = None if worker.sums is None or shape is None else worker.sums.take()
+        file = None if worker.sum_files is None or shape is None else worker.sum_files.take()
         order = Order(phase.call, tasks, phase.broadcast.version, len(leaves), places, tuple(moved), shape, file)
         call = WorkerCall(worker, items, bool(moved), file)
         call.answer = worker.actor.run.remote(order, self._posted([leaves[place] for place in places]), *packed)

@@ -56,14 +56,18 @@ class OwnFiles:
     """The files of a worker, in its process."""
 
     def __init__(self) -> None:
-        self.files = [os.memfd_create("fedfleet-sums") for _ in range(FILES)]
-        for file in self.files:
-            os.truncate(file, FILE_BYTES)
-        self.memory = [np.frombuffer(mmap.mmap(file, FILE_BYTES), dtype=np.uint8) for file in self.files]
+        self.files: list[int] = []
+        self.memory: list[np.ndarray] = []
+        with suppress(OSError):  # a limit of the process may forbid them; then all sums come with the replies
+            for _ in range(FILES):
+                file = os.memfd_create("fedfleet-sums")
+                os.truncate(file, FILE_BYTES)
+                self.memory.append(np.frombuffer(mmap.mmap(file, FILE_BYTES), dtype=np.uint8))
+                self.files.append(file)
 
     def write(self, number: int, sums: Sequence[PartialSum]) -> Places | None:
-        """Write sums into a file. number: of the file. Returns where they are; None if there are none, or if
-        they are too large."""
+        """Write sums into a file. number: of the file. Returns where they are; None if there are none, or if they are
+        too large."""
         places, end = [], 0
         for part in sums:
             leaves = []
@@ -104,5 +108,5 @@ class FilesOfWorker:
     def read(self, number: int, places: Places) -> list[PartialSum]:
         """The sums in a file, which is free again when none of their arrays is in use."""
         lent = self.memory[number].view(Lent)
-        weakref.finalize(lent, self.free.append, number).atexit = False
+        weakref.finalize(lent, self.free.append, number)
         return [PartialSum(at, [np.asarray(leaf.of(lent)) for leaf in leaves]) for at, leaves in places]

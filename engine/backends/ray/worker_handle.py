@@ -54,21 +54,21 @@ class WorkerCall:
             reply: Reply = ray.get(self.answer)
             places = reply.places
         finally:
-            if self.worker.sums is not None and self.file is not None and places is None:
-                self.worker.sums.free.append(self.file)
-        if self.worker.sums is None or self.file is None or places is None:
+            if self.worker.sum_files is not None and self.file is not None and places is None:
+                self.worker.sum_files.free.append(self.file)
+        if self.worker.sum_files is None or self.file is None or places is None:
             return reply
-        return reply._replace(sums=self.worker.sums.read(self.file, places))
+        return reply._replace(sums=self.worker.sum_files.read(self.file, places))
 
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """One worker. start: a reference to its `Started`. tries: the number of its processes that died in a row while they
-    started. node: the run's number of its node, see `RowLocations`. host: the node in words
-    where it is not the driver's. leaves: of the broadcast as the worker has them. beats, heard: its signs of life, and
-    when they were last seen to grow (time.monotonic). asked: when they were asked for. sign: a reference to the next
-    answer. hung: whether its process was ended because it hung. sums: its files for sums on the
-    driver's node."""
+    """One worker. start: a reference to its `Started`. tries: the number of its processes that died in a row while
+    they started. node: the run's number of its node, see `RowLocations`. host: the node in words where it is not
+    the driver's. leaves: of the broadcast as the worker has them. beats, heard: its signs of life, and when they
+    were last seen to grow (time.monotonic). asked: when they were asked for. sign: a reference to the next answer.
+    hung: whether its process was ended because it hung. sum_files: see shared_sums.py, for a worker on the driver's
+    node."""
 
     actor: Any
     number: int
@@ -85,7 +85,7 @@ class WorkerHandle:
     asked: float = 0.0
     sign: Any = None
     hung: bool = False
-    sums: FilesOfWorker | None = None
+    sum_files: FilesOfWorker | None = None
 
     @staticmethod
     def of(

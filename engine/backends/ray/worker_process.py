@@ -81,7 +81,7 @@ class Started(NamedTuple):
     node: str
     process: int
     stack: int
-    sums: list[int]
+    sum_files: list[int]
 
 
 class StateFiles(NamedTuple):
@@ -107,7 +107,7 @@ class WorkerProcess(Worker):
         self.leaves: dict[int, np.ndarray] = {}  # of the broadcast, by place
         self.stack = open(os.memfd_create("fedfleet-stack"), "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
-        self.sums = OwnFiles()
+        self.sum_files = OwnFiles()
         self.node = ray.get_runtime_context().get_node_id()
         self.own = files.node != self.node
         self.layout = own_files(files, run_spec, self.node) if self.own else files.layout
@@ -123,7 +123,7 @@ class WorkerProcess(Worker):
         collect_seldom()
         if self.unfit:
             raise WorkerUnfit(self.unfit)
-        return Started(self.node, os.getpid(), self.stack.fileno(), self.sums.files)
+        return Started(self.node, os.getpid(), self.stack.fileno(), self.sum_files.files)
 
     def _prepare(self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex) -> None:
         settings.apply(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
@@ -168,7 +168,7 @@ class WorkerProcess(Worker):
             if lost:
                 break
         parts = [] if sums is None else [PartialSum(*part) for part in sums.parts.items()]
-        places = None if order.file is None else self.sums.write(order.file, parts)
+        places = None if order.file is None else self.sum_files.write(order.file, parts)
         return Reply(outcomes, [] if places else parts, places, time.perf_counter() - began, self.unfit, lost)
 
     # --- answered while a task runs -----------------------------------------------------------------------------------
