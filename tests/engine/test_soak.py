@@ -1,9 +1,14 @@
-"""A run's memory does not grow with its rounds. `benchmarks/soak.py` has the long run on Ray."""
+"""A run's memory does not grow with its rounds. `benchmarks/soak.py` has the long run on Ray.
+
+Each measurement has a process of its own: what threads that earlier tests left allocate meanwhile is not memory of the
+run."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import tracemalloc
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -16,7 +21,14 @@ EVERY = 20
 
 
 def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
-    """(bytes that Python and numpy hold, resident bytes) after every EVERY rounds of SCAFFOLD with checkpoints."""
+    """(bytes that Python and numpy hold, resident bytes) after every EVERY rounds of SCAFFOLD with checkpoints, in a
+    fresh process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(looks_here, tmp_path, rounds).result()
+
+
+def looks_here(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
+    """What `looks` returns, measured in this process."""
     plain = digits("scaffold", STEPS, rounds=rounds).model_dump() | {"checkpoint": {"every": EVERY}}
     made, found, done = type(digits("scaffold", STEPS)).model_validate(plain), [], 0
     tracemalloc.start()
