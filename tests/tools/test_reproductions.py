@@ -1,0 +1,179 @@
+"""The page of reproductions: it is what the cells say, verdicts follow from criteria, and the inputs are right."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedfleet.engine.config.schema import validated
+from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.study.kept_results import read_lines
+from fedfleet.tune.study.spec import Study, load, shipped
+from tools.reproductions.claims import NO_RECORD, NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
+from tools.reproductions.claims import Study as WithCells
+from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, studies
+from tools.reproductions.measured import SUMMARIES, Measured, Run, provenance
+from tools.reproductions.page import PAGE, coverage, page, t_interval
+
+FILES = sorted(RESULTS.glob("*/cells.jsonl"))
+
+
+# --- the page and its inputs ------------------------------------------------------------------------------------------
+def test_the_page_is_what_the_cells_say():
+    assert PAGE.read_text("utf-8") == page(), "run: python -m tools.reproductions"
+
+
+def test_every_folder_is_listed():
+    listed = [study.folder for study in studies().studies]
+    assert sorted(listed) == sorted(path.parent.name for path in RESULTS.glob("*/report.md"))
+    assert set(listed) >= {claim.folder for paper in papers().values() for claim in paper.claims} - {None}
+    assert set(shipped()) >= {name for one in studies().not_run for name in one.studies}
+
+
+COLUMNS = {"Dirichlet": "Non-IID-1", "labels": "Non-IID-2", "IID": "IID"}
+
+
+def test_published_numbers_are_those_of_the_studies():
+    """The shipped studies have the same numbers, which were copied from the papers at another time."""
+    known, compared_numbers = papers(), 0
+    for name in ("fedmud/main", "fedmud/freeze"):
+        for method, values in load(name).published.values.items():
+            for level, value in values.items():
+                data, _, split = level.partition(", ")
+                column = f"{data}, {COLUMNS[split]}"
+                tables = [t for t in known["li"].tables if column in t.columns and method in t.rows]
+                assert [t.rows[method][t.columns.index(column)] for t in tables] == [value]
+                compared_numbers += 1
+    (table,) = known["takakura"].tables
+    for method, values in load("feddua/main").published.values.items():
+        column = table.columns.index(method.removeprefix("Fed"))
+        assert {row: numbers[column] for row, numbers in table.rows.items()} == values
+        compared_numbers += len(values)
+    assert compared_numbers == 168 + 32
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.parent.name for file in FILES])
+def test_the_rows_of_every_cell_add_up(file):
+    """Also of those that were interrupted and continued."""
+    lines = [line for line in read_lines(file) if line.get("result")]
+    assert lines
+    for line in lines:
+        rows, result = line["rows"], line["result"]
+        if "search" not in line:
+            assert rows["round"][-1] == result["rounds"]
+            assert sum(rows["comm/bytes_up"]) == result["bytes_up"]
+            assert sum(rows["comm/bytes_down"]) == result["bytes_down"]
+            assert sum(rows["time/seconds"]) == pytest.approx(result["seconds"], abs=1e-3)
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+def with_cells(values: dict[str, list[float]], chosen: str = "lr 0.1") -> dict[str, WithCells]:
+    """A study "s" whose methods have, for each seed, the same value in all three summaries."""
+    paper = Paper.model_validate(
+        {"paper": "P", "tables": [{"table": 1, "what": "", "columns": ["c"], "rounds": [5], "rows": {"a": [80.0]}}]}
+    )
+    study = Study(name="s", experiment={}, methods={method: {"name": "fedavg"} for method in values})
+    runs = {
+        (method, "all"): [
+            Run(seed, 5, chosen, dict.fromkeys(SUMMARIES, value), value, 5, 1.0, 1.0)
+            for seed, value in enumerate(seeds)
+        ]
+        for method, seeds in values.items()
+    }
+    listed = Listed.model_validate(
+        {"folder": "s", "title": "", "command": "", "compared": {"table": 1, "columns": {"all": "c"}}}
+    )
+    return {"s": WithCells(listed, Measured(study, runs, 0, []), paper)}
+
+
+def verdict_of(studies: dict[str, WithCells], **criterion) -> str:
+    return verdict(Claim.model_validate({"says": "", "folder": "s", **criterion}), studies).verdict
+
+
+@pytest.mark.parametrize(
+    ("better", "expected"), [(91.0, REPRODUCED), (90.4, TIE), (90.0, TIE), (89.6, TIE), (89.0, NOT_REPRODUCED)]
+)
+def test_an_order_by_a_margin(better, expected):
+    some = with_cells({"a": [better], "b": [90.0], "c": [80.0]})
+    assert verdict_of(some, order={"methods": ["a", "b"], "margin": 0.5}) == expected
+    assert verdict_of(some, order={"methods": ["a", ["c", "b"]], "margin": 0.5}) == expected
+    assert verdict_of(some, order={"methods": [["a", "b"], "c"], "margin": 0.5}) == REPRODUCED
+
+
+def test_an_order_that_depends_on_the_summary_is_a_tie():
+    some = with_cells({"a": [91.0], "b": [90.0]})
+    run = some["s"].measured.rows["a", "all"][0]
+    some["s"].measured.rows["a", "all"][0] = run._replace(values={**run.values, "last 5": 89.0})
+    assert verdict_of(some, order={"methods": ["a", "b"], "margin": 0.5}) == TIE
+
+
+def test_an_interval_over_seeds():
+    """Two seeds differ by 1 ± 0.1, whose interval reaches 12.7 standard errors of 0.1 on both sides."""
+    close = with_cells({"a": [91.1, 90.9], "b": [90.0, 90.0]})
+    assert verdict_of(close, interval={"methods": ["a", "b"]}) == TIE
+    far = with_cells({"a": [93.1, 92.9], "b": [90.0, 90.0]})
+    assert verdict_of(far, interval={"methods": ["a", "b"]}) == REPRODUCED
+    assert verdict_of(far, interval={"methods": ["b", "a"]}) == NOT_REPRODUCED
+    assert verdict_of(with_cells({"a": [99.0], "b": [90.0]}), interval={"methods": ["a", "b"]}) == TIE
+    assert t_interval([90.0, 92.0]) == "78.29 … 103.71"
+    assert t_interval([90.0]) == "–"
+
+
+def test_other_criteria():
+    some = with_cells({"a": [80.6, 80.8], "b": [79.0]})
+    assert verdict_of(some, near={"methods": ["a", "b"], "within": 2.0}) == REPRODUCED
+    assert verdict_of(some, near={"methods": ["b", "a"], "within": 1.0}) == NOT_REPRODUCED
+    assert verdict_of(some, least={"methods": ["a", "b"], "value": 79.0}) == REPRODUCED
+    assert verdict_of(some, least={"methods": ["a", "b"], "value": 80.0}) == NOT_REPRODUCED
+    assert verdict_of(some, chosen={"method": "a", "settings": {"all": "lr 0.1"}}) == REPRODUCED
+    assert verdict_of(some, chosen={"method": "a", "settings": {"all": "lr 1.0"}}) == NOT_REPRODUCED
+    alone = with_cells({"a": [80.6, 80.8]})
+    assert verdict_of(alone, points={"within": 1.0}) == REPRODUCED
+    assert verdict_of(alone, points={"within": 0.5}) == NOT_REPRODUCED
+
+
+def test_claims_that_cells_cannot_decide():
+    claim = Claim(says="")
+    assert verdict(claim, {}).verdict == NOT_TRIED
+    assert verdict_of({}, order={"methods": ["a", "b"], "margin": 0.5}) == NO_RECORD
+    assert verdict_of(with_cells({"a": [80.0]})) == NO_RECORD
+    two = {"says": "", "points": {"within": 1}, "interval": {"methods": ["a", "b"]}}
+    with pytest.raises(ConfigError, match="one criterion, got 2"):
+        validated(Claim, two)
+
+
+def test_coverage_counts_the_papers_rounds_alone():
+    some = with_cells({"a": [80.5]})["s"]
+    (one,) = compared(some)
+    assert (one.published, one.ours, one.difference, one.full) == (80.0, 80.5, 0.5, True)
+    assert some.paper is not None
+    assert coverage([some], {"p": some.paper}).startswith("Of the 1 accuracies that the 1 papers print, 1 were")
+    runs = some.measured.rows["a", "all"]
+    runs[0] = runs[0]._replace(rounds=4)
+    assert ", 0 were measured" in coverage([some], {"p": some.paper})
+
+
+def test_provenance_says_what_is_not_recorded():
+    config = "engine: {threads: 2}\n"
+    old = {"key": "1", "config": config, "environment": {"processor": "x86_64", "python": "3.11", "packages": {}}}
+    new = {
+        "key": "2",
+        "config": config,
+        "environment": {
+            **{"machine": "x86_64", "processor": "AMD EPYC", "commit": "abc", "cards": [], "python": "3.11"},
+            **{"packages": {"torch": "2.13", "ray": None}, "data": {"train.tsv": "0f"}},
+        },
+    }
+    assert dict(provenance([old])) == {
+        "commit": "not recorded",
+        "processor": "not recorded (x86_64)",
+        "card": "not recorded",
+        "threads": "2",
+        "versions": "Python 3.11",
+        "data (SHA-256)": "not recorded",
+    }
+    told = dict(provenance([old, new, {"search": "3"}]))
+    assert told["commit"] == "not recorded / abc"
+    assert told["card"] == "not recorded / none"
+    assert told["processor"] == "not recorded (x86_64) / AMD EPYC"
+    assert told["versions"] == "Python 3.11 / Python 3.11, torch 2.13"
+    assert told["data (SHA-256)"] == "not recorded / `train.tsv` `0f`"

@@ -1,0 +1,181 @@
+"""Whether the cells support a claim. The verdict follows from the claim's criterion alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfleet.tune.report.statistics import paired
+
+from .inputs import Chosen, Claim, Interval, Least, Listed, Near, Order, Paper, Points
+from .measured import SUMMARIES, Measured
+
+REPRODUCED, NOT_REPRODUCED, TIE = "reproduced", "not reproduced", "not reproduced (tie)"
+NO_RECORD, NOT_TRIED = "without cells", "not tried"
+
+
+VERDICTS = (REPRODUCED, NOT_REPRODUCED, TIE, NO_RECORD, NOT_TRIED)
+
+
+class Verdict(NamedTuple):
+    """verdict: one of those above. criterion, evidence: in words."""
+
+    verdict: str
+    criterion: str = ""
+    evidence: str = ""
+
+
+class Study(NamedTuple):
+    """A study with its cells, and the paper with which it is compared."""
+
+    listed: Listed
+    measured: Measured
+    paper: Paper | None
+
+
+def verdict(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
+    """The verdict on a claim. studies: folder -> study, those with cells."""
+    if claim.folder is None:
+        return Verdict(NOT_TRIED)
+    if not claim.criteria or claim.folder not in studies:
+        return Verdict(NO_RECORD)
+    some = [studies[folder] for folder in (claim.folder, claim.also) if folder]
+    criterion = claim.criteria[0]
+    if isinstance(criterion, Order):
+        return order(criterion, claim.level, some)
+    if isinstance(criterion, Near):
+        return near(criterion, claim.level, some)
+    if isinstance(criterion, Interval):
+        return interval(criterion, claim.level, some)
+    if isinstance(criterion, Least):
+        return least(criterion, claim.level, some)
+    if isinstance(criterion, Chosen):
+        return chosen(criterion, some)
+    assert isinstance(criterion, Points)
+    return points(criterion, some)
+
+
+def values(some: list[Study], method: str, level: str | None, summary: str) -> dict[int, float]:
+    """Seed -> value of a method, in the first study that has it."""
+    found = next(study.measured for study in some if study.measured.has(method))
+    return found.values(method, level or found.levels[0], summary)
+
+
+def differences(some: list[Study], level: str | None, above: str, below: str) -> list[float]:
+    """The mean of one method minus that of another one, by each summary; nan if one of them has no result."""
+    return [mean(values(some, above, level, name)) - mean(values(some, below, level, name)) for name in SUMMARIES]
+
+
+def mean(of: dict[int, float]) -> float:
+    return float(np.mean(list(of.values()))) if of else float("nan")
+
+
+def by_summary(methods: tuple[str, str], apart: list[float]) -> str:
+    """The differences of two methods in words."""
+    return f"{' − '.join(methods)}: " + ", ".join(
+        f"{name} {signed(one)}" for name, one in zip(SUMMARIES, apart, strict=True)
+    )
+
+
+def signed(value: float) -> str:
+    """A difference as text, with the sign of subtraction."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def order(criterion: Order, level: str | None, some: list[Study]) -> Verdict:
+    """The order holds if every pair is apart by the margin, and in this order, by all three summaries; it fails if one
+    pair is apart by the margin in the other order by all three. Otherwise it is a tie."""
+    found = {pair: differences(some, level, *pair) for pair in criterion.pairs}
+    weakest = min(found, key=lambda pair: min(found[pair]))
+    holds = all(min(apart) >= criterion.margin for apart in found.values())
+    fails = any(max(apart) <= -criterion.margin for apart in found.values())
+    return Verdict(
+        REPRODUCED if holds else NOT_REPRODUCED if fails else TIE,
+        f"order, by {criterion.margin:g} or more in all three summaries",
+        by_summary(weakest, found[weakest]),
+    )
+
+
+def near(criterion: Near, level: str | None, some: list[Study]) -> Verdict:
+    apart = differences(some, level, *criterion.methods)
+    return Verdict(
+        REPRODUCED if max(map(abs, apart)) <= criterion.within else NOT_REPRODUCED,
+        f"± {criterion.within:g} in all three summaries",
+        by_summary(criterion.methods, apart),
+    )
+
+
+def interval(criterion: Interval, level: str | None, some: list[Study]) -> Verdict:
+    above, below = (values(some, method, level, SUMMARIES[0]) for method in criterion.methods)
+    pair = paired(above, below)
+    decided = REPRODUCED if pair.low > 0 else NOT_REPRODUCED if pair.high < 0 else TIE
+    return Verdict(
+        decided,
+        "95 % interval (Student's t, paired by seed) above 0",
+        f"{' − '.join(criterion.methods)}: {signed(pair.difference)} ({signed(pair.low)} … {signed(pair.high)}), "
+        f"{pair.n} seeds",
+    )
+
+
+def least(criterion: Least, level: str | None, some: list[Study]) -> Verdict:
+    found = {method: mean(values(some, method, level, SUMMARIES[0])) for method in criterion.methods}
+    return Verdict(
+        REPRODUCED if all(value >= criterion.value for value in found.values()) else NOT_REPRODUCED,
+        f"{criterion.value:g} or more by the last evaluation",
+        ", ".join(f"{method}: {value:.2f}" for method, value in found.items()),
+    )
+
+
+def chosen(criterion: Chosen, some: list[Study]) -> Verdict:
+    rows = some[0].measured.rows
+    found = {level: [run.chosen for run in rows[criterion.method, level]] for level in criterion.settings}
+    same = all(set(found[level]) == {settings} for level, settings in criterion.settings.items())
+    told = "; ".join(f"{level}: {' and '.join(dict.fromkeys(texts))}" for level, texts in found.items())
+    return Verdict(REPRODUCED if same else NOT_REPRODUCED, "the same settings for every seed", told)
+
+
+def points(criterion: Points, some: list[Study]) -> Verdict:
+    apart = {one.method: one.difference for one in compared(some[0])}
+    farthest = max(apart, key=lambda method: abs(apart[method]))
+    inside = sum(abs(one) <= criterion.within for one in apart.values())
+    return Verdict(
+        REPRODUCED if inside == len(apart) else NOT_REPRODUCED,
+        f"± {criterion.within:g} points for every method, by the {some[0].measured.reported}",
+        f"{inside} of {len(apart)}; farthest {farthest}: {signed(apart[farthest])}",
+    )
+
+
+# --- published numbers ------------------------------------------------------------------------------------------------
+class Comparison(NamedTuple):
+    """A published number beside ours. place: (table, column, row) of the paper; ours: the mean over seeds of the value
+    that the study reports; full: whether all our runs have the paper's number of rounds."""
+
+    method: str
+    level: str
+    place: tuple[int, str, str]
+    published: float
+    ours: float
+    full: bool
+
+    @property
+    def difference(self) -> float:
+        return self.ours - self.published
+
+
+def compared(study: Study) -> list[Comparison]:
+    """Every method and level that has a result and a published number."""
+    where = study.listed.compared
+    if where is None or study.paper is None:
+        return []
+    found = []
+    for level, column in where.columns.items():
+        for method in study.measured.study.methods:
+            runs, row = study.measured.rows[method, level], where.rows.get(method, method)
+            published, rounds = study.paper.published(where.table, column, row)
+            ours, full = [run.reported for run in runs if run.values], all(run.rounds == rounds for run in runs)
+            if ours:
+                place = (where.table, column, row)
+                found.append(Comparison(method, level, place, published, float(np.mean(ours)), full))
+    return found

@@ -1,0 +1,182 @@
+"""What the page is made from beside cells: the papers' numbers and claims, and the list of studies."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from fedfleet.engine.config.schema import Section, validated
+from fedfleet.tune.files import read_yaml
+
+RESULTS = Path(__file__).parents[2] / "docs/results"
+
+
+# --- a paper ----------------------------------------------------------------------------------------------------------
+class Table(Section):
+    """A table of accuracies in a paper."""
+
+    table: int
+    what: str
+    columns: tuple[str, ...]
+    rounds: tuple[int, ...]
+    """The rounds of the paper's runs, for each column."""
+    rows: dict[str, tuple[float, ...]]
+
+    @model_validator(mode="after")
+    def _full(self) -> Table:
+        for name, values in {"rounds": self.rounds, **self.rows}.items():
+            if len(values) != len(self.columns):
+                raise ValueError(f"table {self.table}: {name} must have {len(self.columns)} numbers, got {len(values)}")
+        return self
+
+
+class Order(Section):
+    """Each method is above those of the next entry: `methods` has methods, and lists of methods of any order."""
+
+    methods: tuple[str | tuple[str, ...], ...] = Field(min_length=2)
+    margin: float = Field(gt=0)
+    """The smallest difference that counts, in the unit of the tables."""
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(the better one, the worse one) of all pairs of neighbours."""
+        groups = [(entry,) if isinstance(entry, str) else entry for entry in self.methods]
+        return [(a, b) for above, below in pairwise(groups) for a in above for b in below]
+
+
+class Near(Section):
+    """Two methods differ by at most `within`."""
+
+    methods: tuple[str, str]
+    within: float = Field(gt=0)
+
+
+class Interval(Section):
+    """The 95 % interval of the difference of two methods, paired by seed, lies above 0."""
+
+    methods: tuple[str, str]
+
+
+class Least(Section):
+    """Every method has at least `value`."""
+
+    methods: tuple[str, ...]
+    value: float
+
+
+class Chosen(Section):
+    """Tuning chooses the published settings for every seed. `settings`: level -> the settings as text."""
+
+    method: str
+    settings: dict[str, str]
+
+
+class Points(Section):
+    """Every method is at most `within` from its published number, by the summary that its study reports."""
+
+    within: float = Field(gt=0)
+
+
+class Claim(Section):
+    """A claim of a paper, and the criterion by which it counts as reproduced."""
+
+    says: str
+    folder: str | None = None
+    """The study by which it was tried; None if it was not."""
+    also: str | None = None
+    """A second study, which has the methods that the first one lacks."""
+    level: str | None = None
+    """The level of the study; None for its only one."""
+    order: Order | None = None
+    near: Near | None = None
+    interval: Interval | None = None
+    least: Least | None = None
+    chosen: Chosen | None = None
+    points: Points | None = None
+    remark: str = ""
+
+    @model_validator(mode="after")
+    def _one_criterion(self) -> Claim:
+        if len(self.criteria) > 1:
+            raise ValueError(f"the claim {self.says!r} must have one criterion, got {len(self.criteria)}")
+        return self
+
+    @property
+    def criteria(self) -> list[Section]:
+        """Its criterion in a list; [] for a claim that no cells can decide."""
+        found = (self.order, self.near, self.interval, self.least, self.chosen, self.points)
+        return [criterion for criterion in found if criterion is not None]
+
+
+class Paper(Section):
+    """A file in docs/results/papers/."""
+
+    paper: str
+    tables: tuple[Table, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+    def published(self, table: int, column: str, row: str) -> tuple[float, int]:
+        """(the number at a row and column of a table, the rounds that the paper's run had)."""
+        found = next(one for one in self.tables if one.table == table)
+        place = found.columns.index(column)
+        return found.rows[row][place], found.rounds[place]
+
+
+def papers() -> dict[str, Paper]:
+    """Name of the file -> paper."""
+    files = sorted((RESULTS / "papers").glob("*.yaml"))
+    return {file.stem: validated(Paper, read_yaml(file, str(file)), f"{file.name}: ") for file in files}
+
+
+# --- the studies ------------------------------------------------------------------------------------------------------
+class Compared(Section):
+    """Where the published numbers of a study are."""
+
+    table: int
+    columns: dict[str, str]
+    """Level of the study -> column of the table."""
+    rows: dict[str, str] = Field(default_factory=dict)
+    """Method of the study -> row of the table, where the names differ."""
+
+
+class Listed(Section):
+    """A folder of docs/results."""
+
+    folder: str
+    title: str
+    paper: str | None = None
+    """A file in docs/results/papers, without .yaml; None for a study that repeats no paper."""
+    command: str
+    what: str = ""
+    """What was run, where it is not the paper's, in a sentence without results."""
+    compared: Compared | None = None
+    charts: dict[str, str] = Field(default_factory=dict)
+    """File of a chart in the folder -> what it shows."""
+    notes: tuple[str, ...] = ()
+    """What a reader has to know of the table, in sentences without results."""
+    page: str = ""
+    """A page that was written by hand."""
+    noted: str = ""
+    """What was noted at the time of a run without cells, such as how long it took."""
+
+
+class NotRun(Section):
+    """Figures and tables that were not run."""
+
+    paper: str
+    what: str
+    studies: tuple[str, ...] = ()
+
+
+class Studies(Section):
+    """docs/results/reproductions.yaml."""
+
+    studies: tuple[Listed, ...]
+    not_run: tuple[NotRun, ...]
+
+
+def studies() -> Studies:
+    file = RESULTS / "reproductions.yaml"
+    return validated(Studies, read_yaml(file, str(file)), f"{file.name}: ")

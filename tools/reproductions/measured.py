@@ -1,0 +1,150 @@
+"""What the cells of a study say: values of each method and level by seed, and where they come from."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from fedfleet.tune.report.findings import chosen_by, key_of
+from fedfleet.tune.study.cells import Cell, trials
+from fedfleet.tune.study.folder import FINISHED, StudyFolder
+from fedfleet.tune.study.kept_results import NAME, Line, read_lines, restore
+from fedfleet.tune.study.spec import Study
+from fedfleet.tune.units import factor
+
+SUMMARIES = ("last", "last 5", "best")
+"""The ways in which a run's evaluations become one value: the last one, the mean of the last five, the best one."""
+NOT_RECORDED = "not recorded"
+
+
+class Run(NamedTuple):
+    """One cell. values: summary -> value in the unit of the tables, {} for a run without a result; reported: the value
+    that the study's report has; best_round: the round of the best evaluation; megabytes: that all clients sent."""
+
+    seed: int
+    rounds: int
+    chosen: str
+    values: dict[str, float]
+    reported: float
+    best_round: int
+    megabytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A study's cells. rows: (method, level) -> its runs, one for each seed; lines: of cells.jsonl."""
+
+    study: Study
+    rows: dict[tuple[str, str], list[Run]]
+    trials: int
+    lines: list[Line]
+
+    @property
+    def levels(self) -> list[str]:
+        return list(dict.fromkeys(level for _, level in self.rows))
+
+    def has(self, method: str) -> bool:
+        return method in self.study.methods
+
+    def values(self, method: str, level: str, summary: str) -> dict[int, float]:
+        """Seed -> value of the runs that finished."""
+        return {run.seed: run.values[summary] for run in self.rows[method, level] if run.values}
+
+    @property
+    def reported(self) -> str:
+        """The summary that the study's report has, in words."""
+        report = self.study.report
+        if report.best_round:
+            return "best evaluation"
+        return f"mean of the last {report.last} evaluations" if report.last > 1 else "last evaluation"
+
+    @property
+    def tuning(self) -> str:
+        """How the settings were chosen, as the end of a sentence."""
+        return chosen_by(self.study)
+
+
+def measured(folder: Path) -> Measured | None:
+    """What the cells in a folder of results say; None if it has none."""
+    if not (folder / NAME).is_file():
+        return None
+    with TemporaryDirectory() as place:
+        for name in ("study.yaml", NAME):
+            shutil.copy(folder / name, place)
+        restore(Path(place))
+        there = StudyFolder(Path(place))
+        study, rows = there.study, dict[tuple[str, str], list[Run]]()
+        for cell in there.cells():
+            rows.setdefault((cell.method, key_of(cell.place)), []).append(run_of(there, study, cell))
+        return Measured(study, rows, len(trials(study)), read_lines(folder / NAME))
+
+
+def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
+    result, rounds = folder.result(cell), cell.data["federation"]["rounds"]
+    points = folder.points(cell, study.report.metric)
+    if folder.status(cell) != FINISHED or points is None:
+        return Run(cell.seed, rounds, cell.chosen, {}, math.nan, 0, math.nan, math.nan)
+    scale, values = factor(study.report.metric), points.values
+    best = int(np.argmax(values) if study.report.best == "max" else np.argmin(values))
+    found = dict(zip(SUMMARIES, (values[-1], values[-5:].mean(), values[best]), strict=True))
+    return Run(
+        cell.seed,
+        rounds,
+        cell.chosen,
+        {name: scale * float(value) for name, value in found.items()},
+        scale * study.report.final(values),
+        int(points.rounds[best]),
+        result["bytes_up"] / 1e6,
+        result["seconds"],
+    )
+
+
+# --- provenance -------------------------------------------------------------------------------------------------------
+def provenance(lines: list[Line]) -> Iterator[tuple[str, str]]:
+    """(what, text) of what a reader needs to judge or repeat the runs; what a cell lacks is "not recorded"."""
+    cells = [line for line in lines if "key" in line]
+    yield "commit", distinct(cells, lambda line: line["environment"].get("commit"))
+    yield "processor", distinct(cells, processor)
+    yield "card", distinct(cells, cards)
+    yield "threads", distinct(cells, lambda line: yaml.safe_load(line["config"])["engine"]["threads"])
+    yield "versions", distinct(cells, versions)
+    yield "data (SHA-256)", distinct(cells, digests)
+
+
+def distinct(cells: list[Line], of: Callable[[Line], Any]) -> str:
+    """The different texts of all cells. A cell that lacks them counts as "not recorded"."""
+    found = dict.fromkeys(str(text) if (text := of(cell)) not in (None, "") else NOT_RECORDED for cell in cells)
+    return " / ".join(found)
+
+
+def processor(line: Line) -> str | None:
+    """The processor's name. Earlier versions recorded its instruction set under this name, and no `machine`."""
+    environment = line["environment"]
+    if "machine" in environment:
+        return environment.get("processor")
+    return f"{NOT_RECORDED} ({environment['processor']})" if environment.get("processor") else None
+
+
+def cards(line: Line) -> str | None:
+    found = line["environment"].get("cards")
+    return None if found is None else ", ".join(found) or "none"
+
+
+def versions(line: Line) -> str:
+    environment = line["environment"]
+    packages = {"Python": environment.get("python"), **environment.get("packages", {})}
+    return ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+
+
+def digests(line: Line) -> str:
+    """Name and digest of each data file."""
+    return ", ".join(f"`{name}` `{digest}`" for name, digest in line["environment"].get("data", {}).items())
