@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -144,6 +145,11 @@ class Workload(ABC):
 
     def check(self) -> None:  # noqa: B027 most workloads have nothing to check
         """Raise ValueError if the data are not available. It must return quickly: nothing has been started yet."""
+
+    def data_files(self) -> Mapping[str, Path]:
+        """The files that the data and the model are read from, by names that do not depend on where they lie. A run
+        records their digests. Raises ValueError if there are none, as `check` does."""
+        return {}
 
     @abstractmethod
     def split(self, seed: int, clients: int) -> Split:

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 from torch import Tensor
 
-from ...workloads.processors import processors
 from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFull, first_line, full_traceback
 from ..records.history import History, Record
 from ..records.lineage import Lineage, write_lineage
@@ -36,6 +31,8 @@ from ..state.row_files import remove_files
 from ..storage.atomic_write import cleared, release, temporary_path, write
 from ..storage.lock import LAUNCHER, driver_lock, exclusive
 from ..storage.plain_files import open_plain, read_text, refuse_unusual
+from .environment import NAME as ENVIRONMENT
+from .environment import environment, with_earlier
 from .observer import Observer
 from .result import Result, model_digest
 from .saved_files import (
@@ -51,8 +48,6 @@ from .saved_files import (
     refuse_other_kind,
     save_model,
 )
-
-PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
 PARTIAL = ".rounds.partial"
 """What becomes rounds.parquet where a run ends without a result. A result may be kept under the temporary name."""
@@ -131,7 +126,8 @@ class RunDirectory(Observer):
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write(self.path / "config.yaml", yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False))
-        write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        found = with_earlier(environment(run_spec), self.path / ENVIRONMENT)
+        write(self.path / ENVIRONMENT, json.dumps(found, indent=2) + "\n")
         write(self.path / "run.json", json.dumps({"run_id": run_spec.run_id}) + "\n")
         if self.lineage is not None:
             write_lineage(self.path, self.lineage)
@@ -299,26 +295,3 @@ def read_run_id(path: Path) -> str:
     raise ConfigError(
         f'{file} is damaged ({wrong}); write {{"run_id": "ID"}} into it, with the id in the first line of run.log'
     )
-
-
-def environment() -> dict[str, Any]:
-    """Versions and hardware, which a reader needs to repeat the run."""
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "cpus": processors(),
-        "packages": dict(versions()),
-    }
-
-
-@cache
-def versions() -> dict[str, str | None]:
-    """Name of a package -> its version, None if it is not installed. To look them up takes 40 ms."""
-    found: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found

@@ -267,6 +267,8 @@ def test_the_runs_files_agree(finished: tuple[Path, Any]):
     assert model_digest(load_file(folder / "model.safetensors")) == result["model_sha256"]
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torch"]
+    assert re.fullmatch("([0-9a-f]{40}(-dirty)?)?", environment["commit"])  # empty where git is not installed
+    assert (environment["threads"], environment["cards"], environment["data"]) == (1, [], {})
     assert (folder / "run.log").read_text().splitlines()[-1].endswith("finished")
 
 

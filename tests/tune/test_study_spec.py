@@ -84,7 +84,7 @@ def chosen_anew(study: Study, score: Score) -> list[tuple[str, dict[str, Any]]]:
                 values = []
                 for i in range(len(offered)):
                     runs = [[*grid(study, method, *level, one)][i] for level in at for one in seeds]
-                    values.append(sum(score(shorter(run, tune.rounds)) for run in runs) / len(runs))
+                    values.append(sum(score(shorter(run, study)) for run in runs) / len(runs))
                 best = offered[values.index(max(values))]
                 made.append((best.key, best.settings))
     return made

@@ -178,7 +178,7 @@ def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int],
         deciding: dict[Any, dict[str, Cell]] = {}
         for place, seed, offered in grids_of(study, method, study.tune.seeds or study.seeds):
             group = deciding.setdefault(group_of(study, place, seed), {})
-            short = [shorter(cell, study.trial_rounds) for cell in offered if len(offered) > 1]
+            short = [shorter(cell, study) for cell in offered if len(offered) > 1]
             group.update((cell.key, cell) for cell in short)
         over = {
             group: sum(folder.status(cell) != MISSING for cell in wanted.values()) for group, wanted in deciding.items()

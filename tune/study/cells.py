@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
@@ -21,14 +21,16 @@ from ..identity import effective_settings
 from ..ranges import corners, decided, points, ranges
 from .spec import CLIENTS, COHORT, ROUNDS, Study
 
+NO_FILES: Mapping[str, str] = {}
 SIZES = {"clients": CLIENTS, "cohort": COHORT, "rounds": ROUNDS}
 
 
 class Fork(NamedTuple):
-    """What a cell is a fork of. parent: the key of a cell; round: after which it begins."""
+    """What a cell is a fork of. parent, earlier: the keys of a cell; round: after which it begins."""
 
     parent: str
     round: int
+    earlier: str = ""
 
 
 class Cell(NamedTuple):
@@ -41,6 +43,7 @@ class Cell(NamedTuple):
     data: dict[str, Any]  # plain data of the experiment
     key: str  # name of its folder, the same for the same configuration
     fork: Fork | None = None  # what it is a fork of, on an axis with `fork`
+    earlier: str = ""  # the key that versions gave it which took files by their paths, if it differs
 
     @property
     def label(self) -> str:
@@ -211,10 +214,10 @@ def grid(study: Study, method: str, place: tuple[str, ...], at: Sequence[Level],
     """A cell for each point of the method's grids; a single one with its ranges if it has ranges (see `searches`)."""
     data = planned(study, method, at, seed)
     if has_ranges(data):
-        yield made(method, place, seed, {}, data)
+        yield made(study, method, place, seed, {}, data)
         return
     for settings in points(ranges(data)):
-        yield made(method, place, seed, settings, decided(data, settings))
+        yield made(study, method, place, seed, settings, decided(data, settings))
 
 
 def has_ranges(data: dict[str, Any]) -> bool:
@@ -227,9 +230,17 @@ def first_values(data: dict[str, Any]) -> dict[str, Any]:
     return decided(data, next(corners(ranges(data))))
 
 
-def made(method: str, place: tuple[str, ...], seed: int, settings: dict[str, Any], data: dict[str, Any]) -> Cell:
-    label = ", ".join([method, *place])
-    return Cell(method, place, seed, settings, {**data, "name": label}, digest(data))
+def made(
+    study: Study, method: str, place: tuple[str, ...], seed: int, settings: dict[str, Any], data: dict[str, Any]
+) -> Cell:
+    cell = Cell(method, place, seed, settings, {**data, "name": ", ".join([method, *place])}, "")
+    return with_keys(cell, study)
+
+
+def with_keys(cell: Cell, study: Study) -> Cell:
+    """The cell with the keys that follow from its data."""
+    key, earlier = digest(cell.data, study.files), digest(cell.data)
+    return cell._replace(key=key, earlier=earlier if earlier != key else "")
 
 
 def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
@@ -246,20 +257,29 @@ def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
     return data
 
 
-def shorter(cell: Cell, rounds: int | None) -> Cell:
-    """The same cell with another number of rounds, unless that is None."""
-    data = shorten(cell.data, rounds)
-    return cell if rounds is None else cell._replace(data=data, key=digest(data))
+def shorter(cell: Cell, study: Study) -> Cell:
+    """The same cell with the number of rounds of a trial."""
+    if study.trial_rounds is None:
+        return cell
+    return with_keys(cell._replace(data=shorten(cell.data, study.trial_rounds)), study)
 
 
 def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
     return data if rounds is None else {**data, "federation": {**data["federation"], "rounds": rounds}}
 
 
-def digest(data: dict[str, Any]) -> str:
-    """16 hex digits that depend on all settings that influence the numbers of a run, and on the content of plug-ins."""
+def digest(data: dict[str, Any], files: Mapping[str, str] = NO_FILES) -> str:
+    """16 hex digits that depend on all settings that influence the numbers of a run, and on the content of plug-ins.
+
+    files: SHA-256 of the files that settings of the workload name. It stands for such a file in place of its path, so
+    that other content is another cell, and the same content elsewhere the same one.
+    """
+    settings = effective_settings(data)
+    for key, value in settings.items():
+        if key.startswith("workload.") and isinstance(value, str) and value in files:
+            settings[key] = {"sha256": files[value]}
     plugins = [find_plugin(name).module for name in data.get("plugins", [])]
-    return sha256_of_json([before_samplers(effective_settings(data)), plugins])[:16]
+    return sha256_of_json([before_samplers(settings), plugins])[:16]
 
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
@@ -268,7 +288,7 @@ def trials(study: Study) -> list[Cell]:
     if study.tune.each == "none":
         return []
     found = [
-        shorter(cell, study.trial_rounds)
+        shorter(cell, study)
         for method in study.methods
         for _, _, offered in grids_of(study, method, study.tune.seeds or study.seeds)
         for cell in (offered if len(offered) > 1 else [])
@@ -307,7 +327,9 @@ def with_forks(study: Study, cells: list[Cell]) -> list[Cell]:
         if parent is not cell:
             number = parent.data["checkpoint"]["every"]
             key = sha256_of_json([cell.key, parent.key, number])[:16]
-            cell = cell._replace(key=key, fork=Fork(parent.key, number))
+            earlier = [cell.earlier, parent.earlier, number] if cell.earlier else None
+            old = sha256_of_json(earlier)[:16] if earlier else ""
+            cell = cell._replace(key=key, fork=Fork(parent.key, number, parent.earlier), earlier=old)
         made.append(cell)
     return made
 
@@ -364,6 +386,6 @@ def best(runs: list[list[Cell]], study: Study, score: Score) -> int:
         return 0
     values = []
     for point in zip(*runs, strict=True):
-        scores = [score(shorter(cell, study.trial_rounds)) for cell in point]
+        scores = [score(shorter(cell, study)) for cell in point]
         values.append(sum(scores) / len(scores) if all(map(math.isfinite, scores)) else -math.inf)
     return values.index(max(values))

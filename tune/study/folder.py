@@ -49,7 +49,7 @@ class StudyFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         # Those of finished cells, for which tuning, tracking and the report ask again.
-        self._kept_points = lru_cache(MOST_READ)(lambda key, metric: points_of(path / "cells" / key, metric))
+        self._kept_points = lru_cache(MOST_READ)(points_of)
 
     @property
     def study(self) -> Study:
@@ -66,7 +66,14 @@ class StudyFolder:
 
     def of(self, cell: Cell) -> Path:
         """The folder of a cell's run."""
-        return self.path / "cells" / cell.key
+        return self.of_key(cell.key, cell.earlier)
+
+    def of_key(self, key: str, earlier: str = "") -> Path:
+        """The folder of a run: that of its key, or that of the key which an earlier version gave it, if this one is
+        there and does not say with which data it was run."""
+        own, old = self.path / "cells" / key, self.path / "cells" / earlier
+        takes_old = earlier and not own.exists() and old.exists() and "data" not in read_json(old / "environment.json")
+        return old if takes_old else own
 
     def status(self, cell: Cell) -> str:
         """FINISHED, DIVERGED, FAILED or MISSING."""
@@ -96,7 +103,7 @@ class StudyFolder:
     def points(self, cell: Cell, metric: str) -> Points | None:
         """The evaluations of a metric; None if it was never measured."""
         if self.status(cell) == FINISHED:
-            return self._kept_points(cell.key, metric)
+            return self._kept_points(self.of(cell), metric)
         return points_of(self.of(cell), metric)
 
     def final(self, cell: Cell, metric: str, by: Report | Tune) -> float:

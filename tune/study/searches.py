@@ -12,7 +12,7 @@ from typing import Any
 from ...engine.errors import ConfigError
 from ..ranges import decided
 from ..search.plan import plan
-from .cells import Cell, digest, has_ranges, levels, planned, shorten
+from .cells import Cell, digest, has_ranges, levels, planned, shorten, with_keys
 from .spec import Study
 
 
@@ -28,7 +28,7 @@ def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tupl
         "last": study.tune.last,
         "trials": study.tune.trials,
     }
-    return digest(data), {**data, "name": f"{study.name}, {method}"}
+    return digest(data, study.files), {**data, "name": f"{study.name}, {method}"}
 
 
 def searches(study: Study) -> dict[str, dict[str, Any]]:
@@ -62,5 +62,4 @@ def with_searched_values(cell: Cell, study: Study, searched: Callable[[str], dic
     values = searched(wanted(study, cell.method, cell.place, cell.seed)[0])
     if values is None:
         return cell
-    data = decided(cell.data, values)
-    return cell._replace(data=data, settings=values, key=digest(data))
+    return with_keys(cell._replace(data=decided(cell.data, values), settings=values), study)

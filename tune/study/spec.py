@@ -25,7 +25,7 @@ from ..files import listed, load_data, located, override, read_yaml
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
 """The defaults of an experiment."""
 
-QUIET = ("tracking.", "experiment.engine.", "experiment.checkpoint.", "reduced.", "name", "notes")
+QUIET = ("tracking.", "experiment.engine.", "experiment.checkpoint.", "reduced.", "name", "notes", "files")
 """Beginnings of keys whose changes are not listed as differences in the report."""
 
 
@@ -162,6 +162,9 @@ class Study(Section):
     reduced: Reduced = Reduced()
     notes: tuple[str, ...] = ()
     """Differences from the file, which the report lists; the command line fills them in."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """The SHA-256 of files that settings of the workload name, such as word vectors, by their paths there. `fedfleet
+    study` fills them in; they stand for the files in the identity of a cell."""
 
     @property
     def deciding(self) -> str:

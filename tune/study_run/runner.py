@@ -27,6 +27,7 @@ from ..report.files import import_packages, write_report
 from ..streams import say, tell
 from ..study.cells import Cell, cells, trials
 from ..study.check import checked
+from ..study.data import refuse_other_data, with_files
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, StudyFolder
 from ..study.kept_results import check_restored, keep, restore
 from ..study.searches import searches
@@ -104,7 +105,7 @@ def run_study(
     study continues. Raises ConfigError, before anything runs, for a study that cannot run; Interrupted on a
     signal, after the cells under way have written checkpoints.
     """
-    study = checked(study)
+    study = with_files(checked(study))
     refuse_other_kind(path, "study")
     folder, engine = StudyFolder(path), Engine.model_validate(cells(study)[0].data["engine"])
     jobs = jobs or (None if engine.address else processors())
@@ -116,6 +117,7 @@ def run_study(
         folder.keep(study)
         restore(path)
         check_restored(path, (study.report.metric, study.deciding))
+        refuse_other_data(folder, study)
         observers: list[RunsObserver[Cell]] = [] if quiet else [StudyProgress(study, folder)]
         if study.tracking.uri != "none":
             observers.append(StudyTracker(study, folder))
@@ -225,7 +227,7 @@ def make_fork(folder: StudyFolder, cell: Cell) -> None:
     place = folder.of(cell)
     if cell.fork is None or (place / "run.json").is_file():
         return
-    parent, number = folder.path / "cells" / cell.fork.parent, cell.fork.round
+    parent, number = folder.of_key(cell.fork.parent, cell.fork.earlier), cell.fork.round
     if (parent / "result.json").is_file() and number not in checkpointed_rounds(parent):
         raise ConfigError(
             f"the cell that it is a fork of has finished and not kept round {number}; remove {parent}, and the study "
@@ -241,7 +243,7 @@ def remove_parents_states(folder: StudyFolder) -> None:
     if all(folder.status(cell) in OVER for cell in all_cells):
         for cell in all_cells:
             if cell.fork is not None:
-                remove_resume_files(folder.path / "cells" / cell.fork.parent)
+                remove_resume_files(folder.of_key(cell.fork.parent, cell.fork.earlier))
                 remove_resume_files(folder.of(cell))
 
 

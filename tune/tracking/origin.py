@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import getpass
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from ...engine.config.registry import Plugin
+from ...engine.runs.environment import git, own_commit
 from ...engine.storage.secrets import redacted
 
 
@@ -35,12 +34,6 @@ def origin(plugins: Iterable[Plugin] = ()) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value}
 
 
-@functools.cache
-def own_commit() -> str:
-    """The commit of the sources of this package, "" if they lie in no repository."""
-    return git(Path(__file__).parent, "rev-parse", "HEAD")
-
-
 def repository(folder: Path) -> dict[str, str]:
     """`commit`, `branch`, `url` and `dirty` ("true" or "false") of the git repository that holds a folder; {} if there
     is none."""
@@ -53,15 +46,6 @@ def repository(folder: Path) -> dict[str, str]:
         "url": redacted(git(folder, "remote", "get-url", "origin")),
         "dirty": "true" if git(folder, "status", "--porcelain", "--untracked-files=no") else "false",
     }
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """What a command of git prints in a folder, "" if it fails."""
-    try:
-        asked = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def user() -> str:

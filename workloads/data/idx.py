@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -16,7 +17,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..files.cache import cache_folder, read_sealed, write_sealed
-from ..files.roots import damaged, given_root
+from ..files.roots import damaged, given_root, named
 from ..files.vision import torchvision_datasets
 from ..workload import Columns
 from .published import Published
@@ -63,6 +64,12 @@ class IdxSet(NamedTuple):
         """Names of files that are there neither packed nor unpacked."""
         raw = place / self.raw
         return [name for name in self.files if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file()]
+
+    def found(self, data_root: str | None) -> dict[str, Path]:
+        """The files that are read, packed only where they are not there unpacked, by their names below `folder`."""
+        raw = self.place(data_root) / self.raw
+        paths = [raw / name if (raw / name).is_file() else raw / f"{name}.gz" for name in self.files]
+        return named(self.folder, paths)
 
     def unpacked(self, place: Path) -> bool:
         return all((place / self.raw / name).is_file() for name in self.files)
@@ -130,6 +137,9 @@ class Idx(Published):
 
     def check_files(self) -> None:
         self.published.verify(self.published.place(self.data_root))
+
+    def data_files(self) -> Mapping[str, Path]:
+        return {} if self.stand_in else self.published.found(self.data_root)
 
     def from_files(self) -> tuple[Columns, Columns]:
         self.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..files.cache import cached
 from ..files.cells import Column, Inputs, Labels, read_columns
-from ..files.roots import Found, Layout, damaged, locate
+from ..files.roots import Found, Layout, damaged, locate, named
 from ..processors import processors
 from ..workload import Columns, Model, Partition
 from .published import Published
@@ -49,6 +49,9 @@ class FromFiles(Published):
         for path in self.found().files:
             if path.suffix == ".parquet":
                 parquet(path)
+
+    def data_files(self) -> Mapping[str, Path]:
+        return {} if self.stand_in else named(self.folder, self.found().files)
 
     def settings(self) -> str:
         """Text that identifies how the files are decoded; the digest in the cache depends on it."""

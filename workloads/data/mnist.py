@@ -6,6 +6,7 @@ and has qmnist-train-labels-idx2-int (packed or not), the partition `natural` ha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -30,10 +31,15 @@ PUBLISHED = IdxSet(
 WRITERS = Path("QMNIST", "raw", "qmnist-train-labels-idx2-int")
 
 
+def existing(path: Path) -> list[Path]:
+    """The file, packed only where it is not there unpacked; [] if there is none."""
+    return [one for one in (path, path.with_name(f"{path.name}.gz")) if one.is_file()][:1]
+
+
 def writers(place: Path, labels: np.ndarray) -> np.ndarray | None:
     """(60,000,) int64: the writer of each training image; None without the labels of QMNIST. labels: those of MNIST."""
     path = place / WRITERS
-    if not path.is_file() and not path.with_name(path.name + ".gz").is_file():
+    if not existing(path):
         return None
     about = numbers(path, 8)
     if len(about) != len(labels) or (about[:, 0] != labels).any():
@@ -51,6 +57,10 @@ class Mnist(Idx):
     published: ClassVar[IdxSet] = PUBLISHED
     mean: ClassVar[tuple[float, ...]] = (0.1307,)
     std: ClassVar[tuple[float, ...]] = (0.3081,)
+
+    def data_files(self) -> Mapping[str, Path]:
+        of_writers = [] if self.stand_in else existing(self.published.place(self.data_root) / WRITERS)
+        return {**super().data_files(), **{f"{self.published.folder}/{path.name}": path for path in of_writers}}
 
     def from_files(self) -> tuple[Columns, Columns]:
         train, test = super().from_files()

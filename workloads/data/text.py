@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -150,6 +150,10 @@ class Text(Tokens):
         if self.glove is not None and not Path(self.glove).expanduser().is_file():
             raise ValueError(f"glove must be a file of word vectors, got no file {self.glove}")
         super().check_files()
+
+    def data_files(self) -> Mapping[str, Path]:
+        vectors = {} if self.glove is None else {"word vectors": Path(self.glove).expanduser()}
+        return {**super().data_files(), **vectors}
 
     def known(self) -> dict[str, int]:
         """word -> number, from the training texts."""

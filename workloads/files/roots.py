@@ -7,7 +7,7 @@ The data root is `data_root` of the workload or $FEDFLEET_DATA. The files of a d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,12 @@ def matches(place: Path, patterns: tuple[str, ...]) -> list[Path]:
     file."""
     found = [sorted(path for path in place.glob(pattern) if path.is_file()) for pattern in patterns]
     return [path for paths in found for path in paths] if all(found) else []
+
+
+def named(folder: str, files: Sequence[Path]) -> dict[str, Path]:
+    """The files of a data set by the name of its folder and their place below the folder that holds all of them."""
+    place = Path(os.path.commonpath([path.parent for path in files]))
+    return {f"{folder}/{path.relative_to(place).as_posix()}": path for path in files}
 
 
 def damaged(path: Path, error: object) -> ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -18,6 +19,9 @@ class Wrapped(Workload):
 
     def check(self) -> None:
         self.of.check()
+
+    def data_files(self) -> Mapping[str, Path]:
+        return self.of.data_files()
 
     def split(self, seed: int, clients: int) -> Split:
         return self.of.split(seed, clients)

@@ -1,0 +1,102 @@
+"""Files that the cells of a study read: a cell is known by their content, not by their paths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.study.cells import cells
+from fedfleet.tune.study.data import with_files
+from fedfleet.tune.study.folder import StudyFolder
+from fedfleet.tune.study.spec import Study, load
+from fedfleet.tune.study_run.runner import run_study
+
+SENTENCES = "sentence\tlabel\n" + "".join(f"good {n}\t1\nbad {n}\t0\n" for n in range(8))
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data root with a small SST-2, and word vectors in two places, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / "sst2").mkdir(exist_ok=True)
+        (tmp_path / "sst2" / name).write_text(SENTENCES)
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text("good 1 0\nbad 0 1\n")
+    return tmp_path
+
+
+def study_of(root: Path, vectors: str) -> Study:
+    (root / "study.yaml").write_text(
+        json.dumps(
+            {
+                "experiment": {
+                    "workload": {
+                        **{"name": "sst2", "data_root": str(root), "glove": vectors, "embeddings": "frozen"},
+                        **{"model": {"name": "rnn", "hidden": 4}, "length": 3, "vocabulary": 20, "embedding": 2},
+                    },
+                    "federation": {"clients": 2, "cohort": 2, "rounds": 1},
+                    "engine": {"block": 1, "kernels": "torch"},
+                },
+                "methods": {"FedAvg": "fedavg"},
+                "tracking": {"uri": "none"},
+                "tune": {"together": True},
+            }
+        )
+    )
+    return with_files(load(str(root / "study.yaml")))
+
+
+def key(study: Study) -> str:
+    (cell,) = cells(study)
+    return cell.key
+
+
+def test_a_cell_is_known_by_the_content_of_files(root):
+    one, two = study_of(root, "one.txt"), study_of(root, "two.txt")
+    assert list(one.files) == ["one.txt"]
+    assert key(one) == key(two)
+    (root / "two.txt").write_text("good 1 0\nbad 0 2\n")
+    assert key(study_of(root, "two.txt")) != key(one)
+    assert key(study_of(root, "one.txt")) == key(one)
+
+
+def test_reports_need_no_files(root):
+    """study.yaml has the digests, so that another machine finds the cells."""
+    study = study_of(root, "one.txt")
+    StudyFolder(root / "kept").keep(study)
+    (root / "one.txt").unlink()
+    assert key(StudyFolder(root / "kept").study) == key(study)
+
+
+def test_a_cell_of_an_earlier_version_is_found_by_its_path(root):
+    study, folder = study_of(root, "one.txt"), StudyFolder(root / "study")
+    (cell,) = cells(study)
+    (old,) = cells(study.model_copy(update={"files": {}}))
+    assert cell.earlier == old.key != cell.key
+    assert folder.of(cell).name == cell.key
+    (root / "study/cells" / old.key).mkdir(parents=True)
+    assert folder.of(cell).name == old.key
+    (root / "study/cells" / old.key / "environment.json").write_text('{"data": {"word vectors": "0f"}}')
+    assert folder.of(cell).name == cell.key
+
+
+def test_a_study_without_named_files_keeps_its_keys():
+    (one, *_), (two, *_) = cells(with_files(load("demo"))), cells(load("demo"))
+    assert one.key == two.key
+    assert not one.earlier
+
+
+@pytest.mark.long
+def test_other_data_are_refused(root):
+    study = study_of(root, "one.txt")
+    assert run_study(study, root / "out", jobs=1, quiet=True)[0].finished == 1
+    run_study(study_of(root, "two.txt"), root / "out", jobs=1, quiet=True)
+    assert len([*(root / "out/cells").iterdir()]) == 1
+    (root / "sst2/train.tsv").write_text(SENTENCES + "fine\t1\n")
+    with pytest.raises(ConfigError, match=r"run with another sst2/train\.tsv than is here .* give another folder"):
+        run_study(study, root / "out", jobs=1, quiet=True)
+    assert run_study(study, root / "other", jobs=1, quiet=True)[0].finished == 1
