@@ -24,6 +24,7 @@ from .fedavg import Plain
 from .fedavgm import ServerMomentum
 from .local import LocalMethod, Rule, check_carry
 from .parts.checks import fraction, positive
+from .parts.compression import Compressed, Compression, compressed
 from .parts.rules import Clip, adamw
 
 Carry = Literal["reset", "keep", "average"]
@@ -34,12 +35,12 @@ def diloco(
     outer_lr: float = 0.7,
     outer_mu: float = 0.9,
     carry: Carry | None = None,
-) -> LocalMethod:
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
     """rule: the inner optimiser; outer_lr, outer_mu: of the outer Nesterov step; carry: the inner state, keep unless
-    given."""
+    given; compression: makes what is sent smaller, as `coded` does."""
     check_carry(rule, carry)
     positive(outer_lr=outer_lr)
     fraction(outer_mu=outer_mu)
-    return LocalMethod(
-        rule, Plain(), ServerMomentum(outer_lr, outer_mu, nesterov=True), "keep" if carry is None else carry
-    )
+    server = ServerMomentum(outer_lr, outer_mu, nesterov=True)
+    return compressed(LocalMethod(rule, Plain(), server, "keep" if carry is None else carry), compression)

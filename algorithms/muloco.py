@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from .diloco import Carry, diloco
 from .local import LocalMethod, Rule
+from .parts.compression import Compressed, Compression
 from .parts.muon_adamw import muon_adamw
 
 
@@ -30,7 +31,8 @@ def muloco(
     outer_lr: float = 0.9,
     outer_mu: float = 0.8,
     carry: Carry | None = None,
-) -> LocalMethod:
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
     """rule: the inner optimiser, muon_adamw unless given; outer_lr, outer_mu: of the outer Nesterov step; carry: the
-    inner state, keep unless given."""
-    return diloco(rule, outer_lr, outer_mu, carry)
+    inner state, keep unless given; compression: makes what is sent smaller, as `coded` does."""
+    return diloco(rule, outer_lr, outer_mu, carry, compression)

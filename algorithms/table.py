@@ -1,8 +1,8 @@
 """The tables of methods and parts that experiments choose by name. Importing this module imports no torch.
 
-A plug-in is any module with tables like these (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS,
-TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS). A value is a callable, or an entry that says where the
-callable is and, in one line, what it is.
+A plug-in is any module with tables like these (METHODS, RULES, BALLS, COMPRESSIONS, CODECS, WORKLOADS, MODELS,
+PARTITIONS, TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS). A value is a callable, or an entry that says
+where the callable is and, in one line, what it is.
 """
 
 from __future__ import annotations
@@ -94,6 +94,12 @@ METHODS = _methods(
         "Therien et al. 2025",
         "1 to 2 | 1 | 1 | 1",
     ),
+    (
+        "sparse_loco",
+        "AdamW whose state clients keep, the largest changes in two bits with error feedback",
+        "Sarfi et al. 2025",
+        "3 | 1 | ratio + places | 1",
+    ),
     ("fedmuon_ma", "Muon; models and momenta are averaged", "Zhang, Gao 2025", "0 | 2 + scalar | 2 | 1"),
     ("local_sgda", "min-max: local descent-ascent, then the mean", "Deng, Mahdavi 2021", "0 | 1 | 1 | 1"),
     (
@@ -168,6 +174,23 @@ COMPRESSIONS = {
     "decomposition": Entry(_HERE + "fedhm:Decomposition", "truncated decompositions of weights, as in FedHM"),
     "sparsification": Entry(_HERE + "ef21_p:Sparsification", "some entries each way, as in EF21-P"),
     "binarisation": Entry(_HERE + "fedbat:Binarisation", "one bit per weight with learned scales, as in FedBAT"),
+    "coded": Entry(_HERE + "parts.coded:Coding", "codes of what clients have moved, with error feedback or EF21"),
+}
+
+_CODECS = _HERE + "parts.quantisers:"
+
+CODECS = {
+    "identity": Entry(_HERE + "parts.codecs:Identity", "the numbers as they are"),
+    "cast": Entry(_CODECS + "Cast", "bfloat16 or float16"),
+    "linear": Entry(_CODECS + "Linear", "equal steps from the smallest to the largest number"),
+    "statistical": Entry(_CODECS + "Statistical", "bins over six standard deviations, each with its own mean"),
+    "absmax": Entry(_CODECS + "AbsMax", "equal steps from minus to plus the largest magnitude"),
+    "sign": Entry(_CODECS + "Sign", "signs, times the mean magnitude"),
+    "qsgd": Entry(_CODECS + "Qsgd", "random multiples of the norm, unbiased"),
+    "natural": Entry(_CODECS + "Natural", "random powers of two, unbiased"),
+    "e3m0": Entry(_CODECS + "E3m0", "powers of two below the largest magnitude, in 4 bits"),
+    "top_k": Entry(_CODECS + "Largest", "the largest magnitudes of a tensor, and their places"),
+    "sparse": Entry(_CODECS + "SparseChunks", "the largest magnitudes of every chunk, in a few bits, and their places"),
 }
 
 BALLS = {

@@ -39,7 +39,7 @@ from tests.faults.runs import Watch, interrupt
 torch.set_num_threads(1)
 
 TOLERANCE = 1e-9
-DECAYS = {"diloco", "muloco"}
+DECAYS = {"diloco", "muloco", "sparse_loco"}
 """Methods whose default rule has weight decay, which moves the model even if the gradient is zero."""
 FACTORED = {"ratio": 0.6, "layers": "all", "nearest": True}
 """Arguments of the methods that compress. The two weights of the tiny network are its first and its last."""
@@ -48,6 +48,7 @@ SETTINGS = {
     **dict.fromkeys(["fedhm", "fedlmt", "fedpara"], FACTORED),
     "ef21_p": {"ratio": 0.5, "layers": "all"},
     "fedbat": {"layers": "all"},
+    "sparse_loco": {"density": 0.25},
 }
 DRAWS = {"ef21_p", "fedbat"}
 """Methods whose messages are drawn by the number of the client."""

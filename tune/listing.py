@@ -16,6 +16,7 @@ KINDS = {
     "rules": "RULES",
     "balls": "BALLS",
     "compressions": "COMPRESSIONS",
+    "codecs": "CODECS",
     "aggregators": "AGGREGATORS",
     "preaggregators": "PREAGGREGATORS",
     "samplers": "SAMPLERS",

@@ -6,13 +6,15 @@ functions and run under vmap; `key`, (), is the randomness.
     TopK    the k largest magnitudes, and their indices in ceil(log2 n) bits each; a contraction, biased
     RandK   k random entries; a key of 8 bytes is sent instead of their indices; multiplied by n / k it is unbiased
     Signs   + or - alpha entry by entry, 1 bit each and alpha; random, with mean clip(v, -alpha, alpha)
+
+Those that experiments choose by name, from the table CODECS, are in `quantisers`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,16 +42,29 @@ def width(n: int) -> int:
     return max(1, (n - 1).bit_length())
 
 
+def pack_numbers(numbers: Tensor, bits: int) -> Tensor:
+    """Whole numbers (k,) int64 from 0 to 2^bits - 1 -> (ceil(k bits / 8),) uint8."""
+    each = [((numbers >> place) & 1).to(torch.uint8) for place in range(bits)]  # 1 byte a bit, not the 8 of an int64
+    return pack(torch.stack(each, -1).reshape(-1))
+
+
+def unpack_numbers(packed: Tensor, count: int, bits: int) -> Tensor:
+    """The inverse of `pack_numbers`: (count,) int64."""
+    each = unpack(packed, count * bits).view(count, bits)
+    found = each[:, 0].to(torch.int64)
+    for place in range(1, bits):
+        found = found + (each[:, place].to(torch.int64) << place)
+    return found
+
+
 def pack_places(places: Tensor, n: int) -> Tensor:
     """Indices (k,) int64 below n -> (ceil(k width(n) / 8),) uint8."""
-    shifts = torch.arange(width(n), device=places.device)
-    return pack(((places.unsqueeze(-1) >> shifts) & 1).reshape(-1))
+    return pack_numbers(places, width(n))
 
 
 def unpack_places(packed: Tensor, count: int, n: int) -> Tensor:
     """The inverse of `pack_places`: (count,) int64."""
-    bits = unpack(packed, count * width(n)).view(count, width(n)).to(torch.int64)
-    return (bits << torch.arange(width(n), device=packed.device)).sum(-1)
+    return unpack_numbers(packed, count, width(n))
 
 
 class Codec(ABC):
@@ -68,16 +83,41 @@ class Codec(ABC):
         """The vector (n,) that the code stands for."""
 
 
+class Coder(Codec):
+    """A codec of the table CODECS. It knows its bytes from the length of a vector alone."""
+
+    table: ClassVar[str] = "CODECS"
+    """The registry's table of such parts."""
+
+    random: ClassVar[bool] = False
+    """Whether `encode` uses its key."""
+
+    @abstractmethod
+    def bytes(self, n: int) -> int:
+        """The bytes of the code of n numbers of 4 bytes."""
+
+    @abstractmethod
+    def words(self, n: int) -> str:
+        """What is sent of n numbers, in words."""
+
+    def describe(self, n: int) -> tuple[str, float]:
+        return self.words(n), self.bytes(n) / 4
+
+
 def share(ratio: float, n: int) -> int:
     """k, the number of entries that are sent of n; at least 1."""
     return max(1, int(ratio * n))
 
 
-class Identity(Codec):
-    """The vector as it is."""
+@dataclass(frozen=True)
+class Identity(Coder):
+    """the vector as it is"""
 
-    def describe(self, n: int) -> tuple[str, float]:
-        return "all", n
+    def bytes(self, n: int) -> int:
+        return 4 * n
+
+    def words(self, n: int) -> str:
+        return "all"
 
     def encode(self, v: Tensor, key: Tensor) -> Tensor:
         return v

@@ -1,10 +1,10 @@
 """Parts by name: methods, rules, workloads, models, partitions and trackers, including the user's own.
 
-A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS,
-AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK, SAMPLERS,
-KERNELS). They map names to callables, or to entries that say where a callable is (`build`, "module:attribute") and what
-it does (`summary`). The project's own tables are in the modules `BUILT_IN`. Those of installed packages are found by
-entry points of the group "fedfleet.plugins".
+A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, CODECS, WORKLOADS, MODELS, PARTITIONS,
+TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK,
+SAMPLERS, KERNELS). They map names to callables, or to entries that say where a callable is (`build`,
+"module:attribute") and what it does (`summary`). The project's own tables are in the modules `BUILT_IN`. Those of
+installed packages are found by entry points of the group "fedfleet.plugins".
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ TABLES = (
     "RULES",
     "BALLS",
     "COMPRESSIONS",
+    "CODECS",
     "WORKLOADS",
     "MODELS",
     "PARTITIONS",

@@ -50,6 +50,7 @@ BASE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(["fedmud_bkd", "fedmud_bkd_aad", "fedmud_bkd_f"], NEAREST),
     "fedpara": {**NEAREST, "rule": {"name": "sgd", "lr": 0.001}},  # its normal draws are large on so small layers
     "ef21_p": {"ratio": 0.3},
+    "sparse_loco": {"density": 0.25},
     "fedbat": {"rule": {"name": "sgd", "lr": 0.003}},  # scales within their bounds
 }
 """Settings that all runs of a method have: ratios that this small model can reach."""
@@ -59,7 +60,8 @@ VALUES: dict[str, Any] = {
     "eps": 50.0, "first_lr": 0.02, "gamma": 0.05, "lr": 0.03, "matrix_lr": 0.03, "mu": 0.4, "outer_lr": 0.4,
     "outer_mu": 0.4, "phi": 0.3, "radius": 0.5, "ratio": 0.5, "rho": 0.3, "server_d": 0.005, "server_lr": 0.4,
     "server_u": 0.02, "sigma2": 3.0, "tau": 0.05, "v_init": 0.3, "vector_lr": 0.03, "w": 2.0, "weight_decay": 0.1,
-    "c": 0.4, "reset": 2, "scale": "spectral", "aux": ("dense",), "ball": "svd",
+    "c": 0.4, "density": 0.5, "size": 16, "bits": 3, "decay": 0.35,
+    "reset": 2, "scale": "spectral", "aux": ("dense",), "ball": "svd",
     "rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
     "compression": {"name": "factors", "ratio": 0.8, "nearest": True},
 }  # fmt: skip

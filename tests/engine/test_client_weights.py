@@ -221,6 +221,8 @@ PARTS: dict[str, Any] = {
     "sparsification, errors": {"name": "sparsification", "memory": "error"},
     "sparsification, shifts": {"name": "sparsification", "memory": "shift"},
     "binarisation both ways": {"name": "binarisation", "both_ways": True},
+    "coded": {"name": "coded", "codec": {"name": "sparse", "size": 64, "density": 0.1}},
+    "coded, forgotten": {"name": "coded", "codec": "qsgd", "memory": "none"},
 }  # fmt: skip
 
 

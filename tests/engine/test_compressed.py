@@ -70,6 +70,12 @@ STAY = {"name": "factors", "ratio": 0.9, "nearest": True}
         ({"name": "fedmud", "reset": -1}, "reset >= 0 must hold, got reset=-1"),
         ({"name": "fedbat", "phi": 2.0}, "0 <= phi <= 1 must hold, got phi=2.0"),
         ({"name": "ef21_p", "memory": "sum"}, "memory must be"),
+        ({"name": "diloco", "compression": {"name": "coded", "codec": "sgn"}}, "codec.*did you mean sign"),
+        ({"name": "diloco", "compression": "coded"}, "codec is missing: coded needs it"),
+        (
+            {"name": "diloco", "compression": {"name": "coded", "codec": {"name": "statistical", "bits": 1}}},
+            "2 <= bits <= 8 must hold for statistical, got bits=1, which would send the mean alone; choose sign",
+        ),
     ],
 )
 def test_refused_in_a_sentence(method: dict[str, Any], said: str):
@@ -88,6 +94,14 @@ def test_refused_in_a_sentence(method: dict[str, Any], said: str):
         {"name": "fedexp", "compression": {"name": "sparsification", "ratio": 0.2}},
         {"name": "fedadam", "compression": {"name": "binarisation", "both_ways": True}},
         {"name": "fedprox", "compression": {"name": "hadamard", "ratio": 0.9, "nearest": True}},
+        {"name": "diloco", "compression": {"name": "coded", "codec": {"name": "qsgd", "bits": 3}}},
+        {
+            "name": "scaffold",
+            "compression": {"name": "coded", "codec": "natural", "memory": "ef21"},
+            "start": "gradient",
+        },
+        {"name": "fedexp", "compression": {"name": "coded", "codec": {"name": "cast", "to": "bfloat16"}}},
+        {"name": "sparse_loco", "rule": {"name": "adam", "lr": 0.01}, "mean": "sent"},
         {"name": "fedmud", "ratio": 0.9, "nearest": True, "rule": {"name": "adam", "lr": 0.01}},
         {"name": "fedmud_aad", "ratio": 0.9, "nearest": True, "rule": {"name": "muon", "lr": 0.01}},
     ],
@@ -128,6 +142,27 @@ def test_the_papers_bytes():
     shown = "\n".join(compression(run_spec.method(), StateSpec(run_spec.method(), run_spec.checked_initial_model())))
     for part in ("conv2.weight", "192 x 96", "31 blocks of 10 x 10", "6,200", "0.0307"):
         assert part in shown
+
+
+def test_codes_in_the_record_and_in_words():
+    """The record counts the bytes of codes, where tensors whose code would not be smaller are sent as they are."""
+    coded = {"name": "coded", "codec": {"name": "statistical", "bits": 4}}
+    (first, *_) = run(few({"name": "diloco", "compression": coded}, dtype="float32")).rows
+    sizes = {"net.1.weight": 64 * 16, "net.3.weight": 16 * 16, "net.5.weight": 16 * 10}
+    vectors = 4 * (16 + 16 + 10)  # a table of 68 bytes is more than they are
+    assert first["comm/bytes_up"] == 3 * (vectors + sum(n // 2 + 68 for n in sizes.values()))
+    run_spec = RunSpec.of("words", few({"name": "diloco", "compression": coded}, dtype="float32"))
+    shown = "\n".join(compression(run_spec.method(), StateSpec(run_spec.method(), run_spec.checked_initial_model())))
+    assert shown.count("4 bits each") == 3
+
+
+def test_robust_rules_see_decoded_messages_and_private_runs_have_no_memories():
+    coded = {"name": "diloco", "compression": {"name": "coded", "codec": "sign"}}
+    robust = few(coded).model_copy(update={"aggregate": {"name": "median"}})
+    assert np.isfinite(run(robust).rows[-1]["client/norm2"])
+    private = experiment({**few(coded).plain(), "privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-3}})
+    with pytest.raises(ConfigError, match="coded messages have no bounded sensitivity with memory; give memory: none"):
+        prepare(private, "private")
 
 
 def test_nothing_is_shown_of_what_is_not_compressed():

@@ -1,4 +1,4 @@
-"""Pages of the parts that experiments choose by name: workloads, models, partitions, rules, balls, compressions."""
+"""Pages of the parts that experiments choose by name: workloads, models, partitions, rules, compressions, codecs, …."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ PAGES = {
     ),
     "balls": ("Orthogonalisations", "BALLS", "method: {name: fedmuon_bc, ball: {name: newton_schulz, iterations: 3}}"),
     "compressions": ("Compressions", "COMPRESSIONS", "method: {name: fedavg, compression: {name: sparsification}}"),
+    "codecs": (
+        "Codecs",
+        "CODECS",
+        "method: {name: diloco, compression: {name: coded, codec: {name: sparse, bits: 2}}}",
+    ),
     "aggregators": ("Rules of aggregation", "AGGREGATORS", "aggregate: {name: multi_krum, f: 4, before: [nnm]}"),
     "preaggregators": (
         "Rules before the aggregation",
@@ -102,6 +107,12 @@ ARGUMENTS = {
     "clients": "the numbers of the clients that are Byzantine, instead of a share",
     "knows": "whether the attackers see the `honest` messages of the round or only their `own`",
     "unit": "what `compute` is measured for: the `forward` pass of an example, an `example`, a `step`, or a `visit`",
+    "bits": "the bits of each number",
+    "per": "the numbers of a group that has floats of its own; all of a tensor are one group unless given",
+    "to": "the type",
+    "density": "the share of the numbers of a chunk that is sent",
+    "size": "the numbers of a chunk",
+    "ratio": "the share of the numbers of a tensor that is sent",
     "rounds": "the first and the last round of the attack, as `10-20`; all rounds unless given",
 }
 """What an argument means where the docstring of a part does not say it."""

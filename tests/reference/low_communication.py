@@ -1,0 +1,78 @@
+"""Slow, independent DiLoCo with codes: AdamW inside, whose state clients keep, Nesterov's momentum outside.
+
+`gradient(i, x)`: of client i at x; all vectors are float64 arrays. `code(v)`: what a vector decodes to; by default it
+is sent as it is. `sent(v)`: the places that are sent, for a mean over those that sent a place.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class AdamW(NamedTuple):
+    lr: float
+    betas: tuple = (0.9, 0.95)
+    eps: float = 0.5
+    decay: float = 0.1
+    radius: float = 1.0
+
+    def start(self, x):
+        return np.zeros_like(x), np.zeros_like(x), 0
+
+    def step(self, y, g, state, factor=1.0):
+        """y <- y (1 - lr decay) - lr m / (sqrt(v) + eps), both corrected, on g clipped to the radius."""
+        m, v, count = state
+        norm = np.sqrt((g * g).sum())
+        g = g if norm <= self.radius else g * (self.radius / norm)
+        b1, b2 = self.betas
+        m, v, count = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g, count + 1
+        lr = self.lr * factor
+        way = (m / (1 - b1**count)) / (np.sqrt(v / (1 - b2**count)) + self.eps)
+        return y * (1 - lr * self.decay) - lr * way, (m, v, count)
+
+
+def diloco(
+    gradient,
+    start,
+    clients,
+    rounds,
+    steps,
+    rule,
+    outer,
+    mu,
+    code=None,
+    memory="none",
+    decay=1.0,
+    sent=None,
+    factor=None,
+):
+    """[(x, the memories of all clients) after each round]. factor(step of the run, from 1): of the inner rate."""
+    x, u, total = start, np.zeros_like(start), np.zeros_like(start)
+    states = [rule.start(x) for _ in range(clients)]
+    kept = [np.zeros_like(x) for _ in range(clients)]
+    path = []
+    for r in range(rounds):
+        arrived, masks = [], []
+        for i in range(clients):
+            y = x
+            for k in range(steps):
+                of_step = 1.0 if factor is None else factor(r * steps + k + 1)
+                y, states[i] = rule.step(y, gradient(i, y), states[i], of_step)
+            moved = x - y
+            z = {"none": moved, "error": decay * kept[i] + moved, "ef21": moved - kept[i]}[memory]
+            decoded = z if code is None else code(z)
+            arrived.append(decoded)
+            if memory != "none":
+                kept[i] = z - decoded if memory == "error" else kept[i] + decoded
+            if sent is not None:
+                masks.append(np.isin(np.arange(len(x)), sent(z)))
+        mean = sum(arrived) / clients
+        if sent is not None:
+            counts = sum(mask.astype(float) for mask in masks)
+            mean = np.where(counts > 0, sum(arrived) / np.where(counts > 0, counts, 1), 0.0)
+        if memory == "ef21":
+            total = mean = total + mean
+        u = mu * u + mean
+        x = x - outer * (mean + mu * u)
+        path.append((x, [k.copy() for k in kept]))
+    return path
