@@ -85,11 +85,14 @@ class AsynchronousPlanner(Planner):
             clients[order],
             buffer.dispatched,
             added[order],
-            jobs=buffer.jobs,
             columns=columns,
             clock=buffer.clock,
             visits=visits,
         )
+
+    def jobs(self, number: int) -> list[Job]:
+        """The jobs whose results an update uses, in the order of their arrival."""
+        return self.timeline.update(number).jobs
 
     def _eligible(self, t: float) -> int:
         """How many clients are online at time t and have enough memory."""
@@ -100,7 +103,7 @@ class AsynchronousPlanner(Planner):
     def weights(self, number: int) -> dict[Job, ResultWeight]:
         """The weights of the results of an update, in the order of its buffer."""
         if number not in self.weights_of:
-            jobs = self.timeline.update(number).jobs
+            jobs = self.jobs(number)
             clients, steps, versions = (
                 np.array([getattr(job, name) for job in jobs], dtype=np.int64)
                 for name in ("client", "steps", "version")

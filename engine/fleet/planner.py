@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from ..config.schema import Federation, Local, Pace
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
-from .timeline import Job
 from .visits import Fleet, Traffic, VisitTimes, transfer_seconds
 
 Probe = Callable[[np.ndarray, "int | None"], np.ndarray]
@@ -52,20 +51,28 @@ class Update(NamedTuple):
     """An update of the server. A synchronous round is one whose results all come from the newest version of the
     model."""
 
-    clients: np.ndarray  # (S,) whose results are used, ascending in a synchronous round
+    clients: np.ndarray  # (S,) whose results are used, ascending
     selected: int  # how many receive the broadcast
     weights: np.ndarray  # (S,) with which the messages are added
-    divided: np.ndarray | None = None  # (S,) whose sum is the divisor; None for that of `weights`
-    divisor: float | None = None  # of the weighted sum, in place of a sum of weights
-    from_sampler: bool = False  # whether the weights are the sampler's
-    tasks: list[ClientTask] = []  # noqa: RUF012 that are to be run; none in an asynchronous run
-    jobs: list[Job] = []  # noqa: RUF012 of an asynchronous run: those of the clients, which may have run before
+    divisor: float | np.ndarray | None = None
+    """What the weighted sum of the displacements is divided by: a number, or the sum of these numbers (S,) over the
+    clients whose results are there; None for the sum of `weights`, or for `federation.pace.divide`."""
+    by_sampler: bool = False
+    """Whether a sampler weighs the clients. Only then is the method told of a divisor that is not their number: the
+    federation's own weights divide that number among them."""
+    tasks: list[ClientTask] = []  # noqa: RUF012 in which the clients train; in an asynchronous run they are the stream's
     steps: np.ndarray | None = None  # (S,) local steps where any client takes fewer than all; else None
     skipped: bool = False  # whether the update is empty and the server's state stays as it is
     columns: Mapping[str, float] = {}  # for the record
     clock: float | None = None  # at which it is made
     drawn: tuple[Ask, Draw] | None = None  # what the sampler gave
     visits: Mapping[str, np.ndarray] = {}  # with a virtual clock: columns by name, see `visit_columns`
+
+    def divisor_without(self, absent: Sequence[int]) -> float | None:
+        """The divisor if these clients have no results; None where it is a sum of weights that the workers have."""
+        if isinstance(self.divisor, np.ndarray):
+            return float(self.divisor[~np.isin(self.clients, absent)].sum())
+        return self.divisor
 
 
 class Planner(ABC):
@@ -132,7 +139,7 @@ class Planner(ABC):
             steps = steps_of(self.client_index.sizes_of(update.clients), self.federation.local)
         versions = np.full(len(steps), version)
         weights = self._by_steps(update.clients, update.weights, steps, versions)
-        return update._replace(weights=weights, divided=update.weights)
+        return update._replace(weights=weights, divisor=update.weights if update.divisor is None else update.divisor)
 
     def _by_steps(
         self, clients: np.ndarray, weights: np.ndarray, steps: np.ndarray, versions: np.ndarray
@@ -311,7 +318,7 @@ class RoundPlanner(Planner):
             weights, divisor = draw.weights[used], draw.divisor if self.federation.mean != "normalised" else None
             if unbiased and divisor is None:
                 divisor = float(ask.size)
-        return update._replace(weights=weights, divisor=divisor, from_sampler=True)
+        return update._replace(weights=weights, divisor=divisor, by_sampler=True)
 
     def _probe_columns(self, ask: Ask, probed: Probed) -> dict[str, float]:
         """The columns of the candidates that said their loss and were not drawn: those that were have the model."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -61,10 +61,11 @@ from .stream import Stream
 from .training import PhaseMaker, Training
 
 
-def divided_by(weight: float, count: int) -> float | None:
-    """What the sum of displacements with a sampler's weights is divided by, if that is the sum of these weights; None
-    where it is the number of clients but for rounding."""
-    return None if math.isclose(weight, count, rel_tol=1e-12) else weight
+def divisor_to_tell(update: Update, facts: Mapping[str, float], count: int) -> float | None:
+    """`Round.divisor`: None where it is the number of clients but for rounding, see `Update.by_sampler`. facts: of the
+    update's results. count: of the clients."""
+    divisor = facts.get("divisor", facts["weight"])
+    return divisor if update.by_sampler and not math.isclose(divisor, count, rel_tol=1e-12) else None
 
 
 class Driver:
@@ -314,9 +315,8 @@ class Driver:
         totals = yield from self.training.totals(method, state_spec, self.server, number, update, meanwhile)
         if self.stage.rule.extra == "trusted":
             self._train_on_trusted(method, number)
-        count, divisor = len(update.clients) - len(totals.dropped), update.divisor
-        if divisor is None and update.from_sampler:
-            divisor = divided_by(totals.facts.get("divisor", totals.facts["weight"]), count)
+        count = len(update.clients) - len(totals.dropped)
+        divisor = divisor_to_tell(update, totals.facts, count)
         round = Round(number, self.federation.rounds, count, self.federation.clients, divisor)
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
         aggregated = self.stage.aggregate(state_spec, state, round, update.clients, update.weights, totals)

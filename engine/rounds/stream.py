@@ -144,12 +144,13 @@ class Stream(Training):
         if number == 0:
             return (yield from super().totals(method, state_spec, server, number, update, meanwhile))
         self._publish(method, server)
-        removed = {job for job in update.jobs if job.client in self.removed}
+        jobs = self.planner.jobs(number)
+        removed = {job for job in jobs if job.client in self.removed}
         self.dropped |= removed
-        yield from self._wait_for(update.jobs)
-        used = [job for job in update.jobs if job not in self.dropped]
-        dropped = tuple(job.client for job in update.jobs if job in self.dropped)
-        if not used and len(removed) == len(update.jobs):
+        yield from self._wait_for(jobs)
+        used = [job for job in jobs if job not in self.dropped]
+        dropped = tuple(job.client for job in jobs if job in self.dropped)
+        if not used and len(removed) == len(jobs):
             return RoundTotals.of_nobody(state_spec.shapes)._replace(dropped=tuple(sorted(dropped)))
         if not used:
             raise ClientFailed(number, dropped, "no client of the update is left, see the log", "workers")
@@ -389,7 +390,7 @@ class Stream(Training):
     def commit(self, update: Update, totals: RoundTotals) -> None:
         """The rows of the clients' states have waited for the update."""
         self.number += 1
-        jobs = [job for job in update.jobs if job not in self.dropped]
+        jobs = [job for job in self.planner.jobs(self.number) if job not in self.dropped]
         for some in without_repeats(jobs):
             results = [self.results.pop(job) for job in some]
             clients = np.array([job.client for job in some], dtype=np.int64)

@@ -96,13 +96,10 @@ class Training:
         if not totals.leaves:
             cause = "no client of the cohort is left, see the log"
             raise ClientFailed(number, tuple(clients.tolist()), cause, "workers")
-        dropped, facts, divisor = (*totals.dropped, *silent), totals.facts, update.divisor
         self.phases.tell_notes(number, totals.notes)
-        if divisor is None and update.divided is not None:
-            divisor = float(update.divided[~np.isin(clients, dropped)].sum())
-        if divisor is not None:
-            facts = {**facts, "divisor": divisor}
-        return totals._replace(dropped=dropped, facts=facts)
+        totals = totals._replace(dropped=(*totals.dropped, *silent))
+        divisor = update.divisor_without(totals.dropped)
+        return totals if divisor is None else totals._replace(facts={**totals.facts, "divisor": divisor})
 
     def commit(self, update: Update, totals: RoundTotals) -> None:
         """Make the new states of the update's clients, which `totals` has told of, those of the table."""
