@@ -58,7 +58,7 @@ class LocalPool(Pool):
 
 
 def tasks_of(phase: Phase) -> Iterator[Any]:
-    """The tasks of a phase, and then those that it has more, one at a time."""
+    """The tasks of a phase, and then the further ones, one at a time."""
     yield from phase.tasks
-    while phase.more is not None and (tasks := phase.more(1)):
+    while phase.further is not None and (tasks := phase.further(1)):
         yield from tasks

@@ -74,29 +74,32 @@ def environmental(error: BaseException) -> bool:
     return isinstance(error, ImportError | NoKernels)
 
 
+Further = Callable[[int], Sequence[Any]]
+"""Called with a number n, it returns up to n further tasks of the phase under way, which can run at once. A pool asks
+whenever its workers would soon be without a task, and the phase ends when there is none and no task is under way.
+Before it returns, the phase's broadcast may get more leaves, or others in the place of those that no task under way
+reads."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """Tasks that all do the same: the local training of one round's cohort, a pass over its messages, or an evaluation.
 
-    broadcast: what every task reads. shape: the tree in whose order the results of the round's tasks are added.
-    repeated: these tasks, or parts of them, have run before in this round and failed. with_sums: every result comes
-    with its own sums. more: called with a number, it returns up to so many further tasks that can run now; a pool
-    calls it whenever its workers would soon be without a task, and the phase ends when it returns none.
-    Before it returns tasks it may append leaves to the broadcast, and put others in the place of those that no task
-    under way reads.
+    broadcast: what every task reads. shape: the tree in whose order the pool may add the sums of the tasks' results;
+    None if each result shall come with its own. repeated: these tasks, or parts of them, have run before in this round
+    and failed. further: where the tasks are not all known when the phase begins, it gives the others.
     """
 
     call: Call
     tasks: Sequence[Any]
     broadcast: Broadcast
-    shape: TreeShape
+    shape: TreeShape | None = None
     repeated: bool = False
-    with_sums: bool = False
-    more: Callable[[int], Sequence[Any]] | None = None
+    further: Further | None = None
 
     def again(self, tasks: Sequence[Any]) -> Phase:
         """The phase that runs some of these tasks, or parts of them, once more."""
-        return replace(self, tasks=tasks, repeated=True, more=None)
+        return replace(self, tasks=tasks, shape=None, repeated=True, further=None)
 
 
 Outcome = TaskResult | Failure | PartialSum
@@ -115,8 +118,8 @@ class Pool(ABC):
         """Begin the phase's tasks, and return an iterator over their outcomes.
 
         Every task has one TaskResult or one Failure, in any order. A task that a pool splits has several TaskResults,
-        one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums.
-        The sums of a repeated phase, and of one `with_sums`, come with the results.
+        one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums,
+        which only a phase with a `shape` has.
         """
 
     def facts(self) -> dict[str, float]:

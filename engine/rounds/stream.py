@@ -32,7 +32,6 @@ from ..cohorts.tasks import (
     TrainingTask,
     most_blocks,
     plan_tasks,
-    tree_shape,
 )
 from ..errors import ClientFailed
 from ..fleet.asynchronous import AsynchronousPlanner
@@ -261,11 +260,9 @@ class Stream(Training):
 
     def _begin_phase(self) -> Phases[None]:
         running = Running(self.phases.next_version())
-        tasks = self._more(running, 1)
+        tasks = self._further(running, 1)
         assert tasks
-        more = partial(self._more, running)
-        phase = Phase("train", tasks, running.broadcast, tree_shape(tasks), with_sums=True, more=more)
-        running.results = yield phase
+        running.results = yield Phase("train", tasks, running.broadcast, further=partial(self._further, running))
         self.running = running
 
     def _next(self) -> list[Job]:
@@ -287,8 +284,8 @@ class Stream(Training):
         while self.running is not None:
             self._next()
 
-    def _more(self, running: Running, count: int) -> list[TrainingTask]:
-        """Up to `count` tasks that can run now, those that are due first."""
+    def _further(self, running: Running, count: int) -> list[TrainingTask]:
+        """Up to `count` tasks that can run now, those that are due first, see `pool.Further`."""
         tasks: list[TrainingTask] = []
         later: list[Group] = []
         while not running.ending and self.groups and len(tasks) < count:

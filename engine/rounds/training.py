@@ -44,15 +44,15 @@ class PhaseMaker:
         empty = [isinstance(task, TrainingTask) and not len(task.clients) for task in tasks]  # all of them are silent
         work = [task for task, nobody in zip(tasks, empty, strict=True) if not nobody]
         known = [TaskResult.nothing(task, ()) for task, nobody in zip(tasks, empty, strict=True) if nobody]
-        phase = Phase(call, work, broadcast, tree_shape(tasks))
-        results = yield phase
+        shape = tree_shape(tasks)
+        results = yield Phase(call, work, broadcast, shape)
         if meanwhile is not None:
             meanwhile()
-        return reduce_in_order(phase.shape, chain(known, results))
+        return reduce_in_order(shape, chain(known, results))
 
     def of_pass(self, tasks: Sequence[Any]) -> Phase:
         """A pass over the messages of a round."""
-        return Phase("aggregate", tasks, Broadcast(self.next_version(), []), tree_shape(tasks))
+        return Phase("aggregate", tasks, Broadcast(self.next_version(), []))
 
     def tell_notes(self, number: int, notes: Iterable[str]) -> None:
         """Log what workers found, each sentence once. number: of the round. notes: of a task or of a round."""

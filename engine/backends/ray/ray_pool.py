@@ -227,9 +227,8 @@ class RayPool(Pool):
         self.phase = phase
         for pace in self.pace.values():
             pace /= 2  # the first tasks of a run are slow, and must not count for long
-        alone = phase.repeated or phase.with_sums
-        whole = alone or not self.several
-        for task in phase.tasks if whole else split_tasks(phase.tasks, len(self.workers), self.scheduler.steps):
+        split = self.several and phase.shape is not None  # the sums of a task's branches are added by the pool
+        for task in split_tasks(phase.tasks, len(self.workers), self.scheduler.steps) if split else phase.tasks:
             self.scheduler.put(task, alone=phase.repeated)
         self._hand_out(phase)
         return self._outcomes(phase)
@@ -268,11 +267,11 @@ class RayPool(Pool):
         return ended
 
     def _ask_for_more(self, phase: Phase) -> None:
-        """Give the workers their next tasks, and take more tasks of the phase if there are too few."""
-        if phase.more is not None:
+        """Give the workers their next tasks, and take further tasks of the phase if there are too few."""
+        if phase.further is not None:
             free = sum(IN_FLIGHT - len(worker.calls) for worker in self.workers if worker.started is not None)
             lack = free * self._tasks_of_a_call(phase) - len(self.scheduler)
-            for task in phase.more(lack) if lack > 0 else ():
+            for task in phase.further(lack) if lack > 0 else ():
                 self.scheduler.put(task)
         self._hand_out(phase)
 
@@ -305,8 +304,8 @@ class RayPool(Pool):
     def _give(self, phase: Phase, worker: WorkerHandle, speeds: dict[WorkerHandle, float]) -> None:
         """Give a worker its next call if there are tasks for it."""
         pace = Pace(len(speeds), max(speeds.values()), sum(speeds.values()), steps_in(self.calls.values()))
-        load, more = steps_in(worker.calls), phase.more is not None
-        items = self.scheduler.take(worker.node, speeds[worker], load, pace, more)
+        load, further = steps_in(worker.calls), phase.further is not None
+        items = self.scheduler.take(worker.node, speeds[worker], load, pace, further)
         if items:
             self._call(phase, worker, items)
 
@@ -320,11 +319,9 @@ class RayPool(Pool):
         leaves = phase.broadcast.leaves
         known = [] if moved else worker.leaves  # such a call may never run, and others must not need it
         places = tuple(p for p, leaf in enumerate(leaves) if p >= len(known) or known[p] is not leaf)
-        own = phase.repeated or phase.with_sums or phase.call == "aggregate"
         tasks = [item.task for item in items]
-        shape = None if own else phase.shape
-        file = None if worker.sum_files is None or shape is None else worker.sum_files.take()
-        order = Order(phase.call, tasks, phase.broadcast.version, len(leaves), places, tuple(moved), shape, file)
+        file = None if worker.sum_files is None or phase.shape is None else worker.sum_files.take()
+        order = Order(phase.call, tasks, phase.broadcast.version, len(leaves), places, tuple(moved), phase.shape, file)
         call = WorkerCall(worker, items, bool(moved), file)
         call.answer = worker.actor.run.remote(order, self._posted([leaves[place] for place in places]), *packed)
         worker.leaves = worker.leaves if moved else list(leaves)

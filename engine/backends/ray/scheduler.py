@@ -78,12 +78,12 @@ class Scheduler:
         self.waiting = [*items, *self.waiting] if first else [*self.waiting, *items]
         self.steps_waiting += sum(item.steps for item in items)
 
-    def take(self, node: int, speed: float, load: int, pace: Pace, more: bool = False) -> list[Waiting]:
+    def take(self, node: int, speed: float, load: int, pace: Pace, further: bool = False) -> list[Waiting]:
         """The tasks of the next call of a worker: one, and its neighbours as long as all together take less than
         CALL_SECONDS and less than a fair part of the phase. Empty if there is none, or if the others would have to
         wait for this worker at the end of the phase.
 
-        speed, load: of the worker, steps per second and the steps that it has. more: whether more tasks will come.
+        speed, load: of the worker, steps per second and the steps that it has. further: whether further tasks may come.
         """
         most = np.inf
         if speed < pace.fastest:
@@ -91,7 +91,7 @@ class Scheduler:
         place = self._first(node, pace.workers, most)
         if place is None:
             return []
-        part = np.inf if more else self.steps_all / (IN_FLIGHT * pace.workers)
+        part = np.inf if further else self.steps_all / (IN_FLIGHT * pace.workers)
         steps = min(CALL_SECONDS * speed, part)
         end, total = place + 1, self.waiting[place].steps
         if not self.waiting[place].alone:
