@@ -186,15 +186,15 @@ class Worker:
         task, accumulator = under_way.task, under_way.accumulator
         self._write_kept_states(under_way)
         accumulator.times["data"] += self.gather_seconds
-        leaves, facts, clients = accumulator.result()
+        total, apart, clients = accumulator.result()
         seconds = time.perf_counter() - under_way.started
         return TaskResult(
             task.index,
-            [leaf.numpy() for leaf in leaves],
-            {**facts, **accumulator.times, "seconds": seconds},
+            total.leaves,
+            {**total.facts, **accumulator.times, "seconds": seconds},
             {"id": task.clients, **clients},
             branch=task.branch,
-            targets=accumulator.targets,
+            apart=apart,
             notes=self._notes(under_way.trainer, without_form),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ..accelerators.transfer import to_device, to_host
 from ..kernels.operators import AT_ONCE, add_up
 from ..method_form.state_spec import StateSpec
-from .tree import TreeNode, TreeReducer, TreeShape
+from .tree import FACTS, Leaves, Sums, Target, TreeNode, TreeReducer, TreeShape
 
 CPU = torch.device("cpu")
 
@@ -23,9 +24,6 @@ CPU = torch.device("cpu")
 def empty(shapes: Sequence[tuple[int, ...]], device: torch.device = CPU) -> list[Tensor]:
     """Memory for sums, float64 with arbitrary content."""
     return [torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes]
-
-
-FACTS = ("loss", "steps", "gradients", "weight")
 
 
 class ClientNumbers(NamedTuple):
@@ -44,6 +42,66 @@ class ClientNumbers(NamedTuple):
 
 Part = tuple[slice | np.ndarray, int]
 """(the positions in the task of clients that were added to a sum, their gradients per local step)."""
+
+
+class BlockTree:
+    """Adds the sums of a task's blocks in the order of the tree, one block after another.
+
+    The messages of AT_ONCE neighbouring blocks with one client each wait for each other and are added in one pass over
+    the memory, which is what limits large models. For AT_ONCE = 4, let the blocks 4 to 7 have the messages a, b, c and
+    d. Their sum is that of the node (2, 1), and the sum of its neighbour (2, 0), which are the blocks 0 to 3, is there
+    already. The pass adds (a + b) + (c + d) to it. These are the bits of adding one by one, in the order of the tree.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], blocks: int, compiled: bool, device: torch.device) -> None:
+        """shapes: of the leaves of a message. blocks: their number. compiled, device: see `Accumulator`."""
+        self.shapes, self.blocks, self.compiled, self.device = shapes, blocks, compiled, device
+        self.spare = [empty(shapes)] if device == CPU else []  # memory, also that of sums that were added to others
+        self.sums = TreeReducer(TreeShape([blocks]), partial(add_leaves_in_place, self.spare))
+        self.ended = 0  # the number of blocks that have ended
+        self.waiting: list[list[Tensor]] = []  # the messages of the last blocks, which have one client each
+
+    def memory(self) -> list[Tensor]:
+        """Memory for the sum of a block, with arbitrary content."""
+        return self.spare.pop() if self.spare else empty(self.shapes, self.device)
+
+    def keep(self, message: list[Tensor]) -> bool:
+        """Let the message of the current block wait, which is the only one of the block. Returns False if it cannot
+        wait, because the blocks before it, since the last multiple of AT_ONCE, do not all wait."""
+        if len(self.waiting) < self.ended % AT_ONCE:
+            return False
+        self.waiting.append(message)
+        return True
+
+    def end_block(self, total: list[Tensor] | None) -> None:
+        """The current block has ended. total: its sum, [] without clients; None if its message waits."""
+        if total is not None:
+            self._add_one_by_one()
+            self.sums.put(TreeNode(0, self.ended), total)
+        self.ended += 1
+        if len(self.waiting) == AT_ONCE or self.ended == self.blocks:
+            self._add_at_once()
+
+    def _add_one_by_one(self) -> None:
+        """Put the messages that wait into the tree, because the next block has more clients than one, or none."""
+        first = self.ended - len(self.waiting)
+        for number, leaves in enumerate(self.waiting, first):
+            total = [total.copy_(leaf) for total, leaf in zip(self.memory(), leaves, strict=True)]
+            self.sums.put(TreeNode(0, number), total)
+        self.waiting = []
+
+    def _add_at_once(self) -> None:
+        """Add the messages that wait, and the sum of the neighbour in the tree if it waits for theirs."""
+        if not self.waiting:
+            return
+        level = min(AT_ONCE.bit_length() - 1, self.sums.shape.root.level)
+        at = TreeNode(level, (self.ended - 1) >> level)
+        neighbour = self.sums.parts[TreeNode(level, at.place - 1)] if at.place % 2 else []  # [] also without clients
+        total = neighbour or self.memory()
+        for leaf, *parts in zip(total, *self.waiting, strict=True):
+            add_up(leaf, parts, bool(neighbour), self.compiled)
+        self.waiting = []
+        self.sums.put(at, [] if neighbour else total)
 
 
 class Accumulator:
@@ -68,24 +126,14 @@ class Accumulator:
         """cuts: the ends of the blocks. updates: (c,) the number of the update that uses each client's message,
         negative where none does; None where one update uses all of them. compiled: whether the compiled library adds.
         device: of the messages."""
-        self.updates, self.compiled, self.device = updates, compiled, device
+        self.updates, self.device = updates, device
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
         self.weighted = state_spec.weighted  # for each leaf: whether it is averaged with the clients' weights
-        self.block_count, self.block, self.place = len(cuts), 0, 0  # the current block, the next client
-        self.targets = (
-            () if updates is None else targets_of(updates, cuts)
-        )  # (block, update) of the sums that stay apart
-        self.apart: dict[tuple[int, int], list[Tensor]] = {}  # target -> its sum, or memory for it
-        self.spare: list[list[Tensor]] = []  # memory, also that of sums that were added to others
-        if device == CPU and updates is None:
-            self.spare = [empty(self.shapes)]
-        elif device == CPU:
-            memory, count = empty(self.shapes * len(self.targets)), len(self.shapes)
-            self.apart = {each: memory[i * count : (i + 1) * count] for i, each in enumerate(self.targets)}
-        self.joined = TreeReducer(TreeShape([len(cuts)]), partial(add_leaves_in_place, self.spare))
-        self.lone: list[list[Tensor]] = []  # messages of the last blocks with one client each, not added yet
+        self.block, self.place = 0, 0  # the current block, the next client
+        self.tree = BlockTree(self.shapes, len(cuts), compiled, device) if updates is None else None
+        self.apart: dict[Target, list[Tensor]] = {}  # the sums of the blocks that have ended, if there is no tree
         self.leaves: dict[int, list[Tensor]] = {}  # update -> sum of the current block; 0 for the only update
-        self.parts: dict[tuple[int, int], list[Part]] = {}  # (block, update) -> what was added, in order
+        self.parts: dict[Target, list[Part]] = {}  # what was added for each target, in order
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # further arrays with one entry per client
         self.noted: list[ClientNumbers] = []
@@ -106,10 +154,7 @@ class Accumulator:
         """Add the message of one client that ran alone. steps, weights: (1,). only: whether the block has no other."""
         began, leaves, weight = time.perf_counter(), pytree.tree_leaves(outcome.message), float(weights[0])
         for update, _ in self._note(outcome, steps, weights):
-            alone = only and weight == 1 and self.updates is None
-            if alone and len(self.lone) == self.block % AT_ONCE:
-                self.lone.append(leaves)
-            else:
+            if not (only and weight == 1 and self.tree is not None and self.tree.keep(leaves)):
                 self._add_message(update, leaves, weight)
         self.times["reduce"] += time.perf_counter() - began
 
@@ -134,7 +179,7 @@ class Accumulator:
         """Add the message of one client to the sum of the current block."""
         first = update not in self.leaves
         if first:
-            self.leaves[update] = self.apart.get((self.block, update)) or self._memory()
+            self.leaves[update] = empty(self.shapes, self.device) if self.tree is None else self.tree.memory()
         for total, leaf, weighted in zip(self.leaves[update], leaves, self.weighted, strict=True):
             factor = weight if weighted else 1.0
             if not first:
@@ -144,111 +189,61 @@ class Accumulator:
             else:
                 total.copy_(leaf).mul_(factor)
 
-    def _memory(self) -> list[Tensor]:
-        """Memory for the sums of a block, with arbitrary content."""
-        return self.spare.pop() if self.spare else empty(self.shapes, self.device)
-
     def end_block(self) -> None:
         """The messages of the current block are complete."""
         began = time.perf_counter()
-        if self.updates is not None:
+        if self.tree is None:
             self.apart |= {(self.block, update): leaves for update, leaves in self.leaves.items()}
-        elif self.leaves or (self.block, 0) not in self.parts:  # a block without clients keeps its place in the tree
-            self._put_lone_blocks()
-            self.joined.put(TreeNode(0, self.block), self.leaves.get(0, []))
+        else:
+            waits = not self.leaves and (self.block, 0) in self.parts  # the tree has its only message
+            self.tree.end_block(None if waits else self.leaves.get(0, []))
         self.block += 1
-        if len(self.lone) == AT_ONCE or self.block == self.block_count:
-            self._add_lone_blocks()
         self.leaves = {}
         self.times["reduce"] += time.perf_counter() - began
 
-    # --- blocks with one client ---------------------------------------------------------------------------------------
-    def _add_lone_blocks(self) -> None:
-        """Add the messages of up to AT_ONCE blocks with one client each in one pass over the memory.
-
-        If the sum of the neighbour in the tree waits for their sum, they are added to it in the same pass. The bits are
-        those of adding one by one, with less memory traffic, which is what limits large models.
-        """
-        if not self.lone:
-            return
-        level = min(AT_ONCE.bit_length() - 1, self.joined.shape.root.level)
-        at = TreeNode(level, (self.block - 1) >> level)
-        neighbour = self.joined.parts[TreeNode(level, at.place - 1)] if at.place % 2 else None
-        neighbour = neighbour or None  # [] stands for blocks without clients
-        total = neighbour or self._memory()
-        for leaf, *parts in zip(total, *self.lone, strict=True):
-            add_up(leaf, parts, neighbour is not None, self.compiled)
-        self.lone = []
-        self.joined.put(at, [] if neighbour else total)
-
-    def _put_lone_blocks(self) -> None:
-        """Put the messages of blocks with one client into the tree one by one, before a block with more clients."""
-        first = self.block - len(self.lone)
-        for number, leaves in enumerate(self.lone):
-            sums = [total.copy_(leaf) for total, leaf in zip(self._memory(), leaves, strict=True)]
-            self.joined.put(TreeNode(0, first + number), sums)
-        self.lone = []
-
     # --- the result ---------------------------------------------------------------------------------------------------
-    def result(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
-        """(sums, sums of facts, arrays with one entry per client), once all blocks have ended. If there are targets,
-        the sums are one target after another, and those of facts are called NAME/BLOCK/UPDATE."""
+    def result(self) -> tuple[Sums, dict[Target, Sums], dict[str, np.ndarray]]:
+        """(the sums of all clients; the sums for each target, where there are several updates, and the former are
+        empty; arrays with one entry per client), once all blocks have ended."""
         began = time.perf_counter()
-        if self.updates is None:
-            found = self.joined.total()
-        else:
-            found = [leaf for target in self.targets for leaf in self.apart[target]]
-        leaves, loss, norm2 = self._on_host(found)
+        found = [*self.apart.values()] if self.tree is None else [self.tree.sums.total()]
+        leaves, loss, norm2 = self._on_host([leaf for each in found for leaf in each])
         clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
         clients |= {"loss": loss, "norm2": norm2, "steps": np.concatenate([each.steps for each in self.noted])}
         if squared := [each.rms for each in self.noted if each.rms is not None]:
             clients["rms"] = stacked(squared)
-        facts = self._facts(loss, clients["steps"], np.concatenate([each.weights for each in self.noted]))
+        facts = partial(self._facts, loss, clients["steps"], np.concatenate([each.weights for each in self.noted]))
+        total, apart, rest = Sums([], {}), dict[Target, Sums](), iter(leaves)
+        if self.tree is not None:
+            joined = TreeReducer(self.tree.sums.shape, added)
+            for block in range(self.block):
+                joined.put(TreeNode(0, block), facts((block, 0)))
+            total = Sums(leaves, dict(zip(FACTS, joined.total(), strict=True)))
+        for target in self.apart:
+            apart[target] = Sums([*islice(rest, len(self.shapes))], dict(zip(FACTS, facts(target), strict=True)))
         self.times["reduce"] += time.perf_counter() - began
-        return leaves, facts, clients
+        return total, apart, clients
 
-    def _on_host(self, sums: list[Tensor]) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
+    def _facts(self, loss: np.ndarray, steps: np.ndarray, weights: np.ndarray, target: Target) -> list[float]:
+        """The sums of FACTS for a target. loss, steps, weights: (c,), of the task's clients."""
+        sums = [0.0] * len(FACTS)
+        for those, gradients in self.parts.get(target, ()):
+            taken = sum(steps[those].tolist())
+            sums = added(sums, (summed(loss[those]), taken, taken * gradients, summed(weights[those])))
+        return sums
+
+    def _on_host(self, sums: list[Tensor]) -> tuple[Leaves, np.ndarray, np.ndarray]:
         """(sums, losses (c,), squared norms (c,)) in the processor's memory. The processor waits for the device here,
         once per task."""
         loss, norm2 = [each.loss for each in self.noted], [each.norm2 for each in self.noted]
         if self.device == CPU:
-            return sums, stacked(loss), stacked(norm2)
+            return [leaf.numpy() for leaf in sums], stacked(loss), stacked(norm2)
         *found, losses, norms2 = to_host([*sums, torch.hstack(loss), torch.hstack(norm2)])
-        return found, losses.to(loss[0].dtype).numpy(), norms2.to(norm2[0].dtype).numpy()
-
-    def _facts(self, loss: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> dict[str, float]:
-        """The sums of FACTS, see `result`. All arrays: (c,), of the task's clients."""
-
-        def of_sum(target: tuple[int, int]) -> list[float]:
-            sums = [0.0] * len(FACTS)
-            for those, gradients in self.parts.get(target, ()):
-                taken = sum(steps[those].tolist())
-                sums = added(sums, (summed(loss[those]), taken, taken * gradients, summed(weights[those])))
-            return sums
-
-        if self.updates is not None:
-            named = {
-                f"{name}/{block}/{update}": number
-                for block, update in self.targets
-                for name, number in zip(FACTS, of_sum((block, update)), strict=True)
-            }
-            return {"steps": float(steps.sum()), **named}
-        joined = TreeReducer(TreeShape([self.block_count]), added)
-        for block in range(self.block_count):
-            joined.put(TreeNode(0, block), of_sum((block, 0)))
-        return dict(zip(FACTS, joined.total(), strict=True))
-
-
-def targets_of(updates: np.ndarray, cuts: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(block, update) for every update that uses messages of a block. updates: (c,), negative for none. cuts: the ends
-    of the blocks."""
-    blocks = enumerate(zip((0, *cuts), cuts, strict=False))
-    return tuple(
-        (block, update)
-        for block, (begin, end) in blocks
-        for update in sorted({*updates[begin:end].tolist()})
-        if update >= 0
-    )
+        return (
+            [leaf.numpy() for leaf in found],
+            losses.to(loss[0].dtype).numpy(),
+            norms2.to(norm2[0].dtype).numpy(),
+        )
 
 
 def block_sums(leaves: Sequence[Tensor], weights: np.ndarray, weighted: Sequence[bool]) -> list[Tensor]:
@@ -294,7 +289,7 @@ def add_leaves_in_place(spare: list[list[Tensor]], left: list[Tensor], right: li
     """
     if not left:  # blocks without clients
         return right
-    if right:  # it is empty if the lone blocks have already been added to the left one
+    if right:  # it is empty if its messages have already been added to the left one
         for a, b in zip(left, right, strict=True):
             a.add_(b)
         spare.append(right)

@@ -13,38 +13,50 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-T = TypeVar("T")
+K, T = TypeVar("K"), TypeVar("T")
 Leaves = list[np.ndarray]
+FACTS = ("loss", "steps", "gradients", "weight")
+"""The names of the sums over clients besides those of their messages."""
 TIMES = ("state", "data", "reduce")
-NAMES = ("loss", "steps", "gradients", "weight", *TIMES, "seconds")
-"""The sums that every task of a training returns."""
+NAMES = (*FACTS, *TIMES, "seconds")
+"""The names of the sums that every task of a synchronous round returns."""
+
+
+class Sums(NamedTuple):
+    """Sums over the messages of some clients, float64, and sums of what is known of these clients, by the names in
+    FACTS."""
+
+    leaves: Leaves
+    facts: dict[str, float]
+
+
+Target = tuple[int, int]
+"""(a block of a task, the update that uses messages of this block)."""
 
 
 class TaskResult(NamedTuple):
     """The result of a task: float64 sums over its clients, or over the examples of an evaluation.
 
-    `leaves` is None if the sums are still where they were added. `clients` holds arrays with one entry per client, or
-    per row of an evaluation. `dropped`: clients that failed and were left out; `dropped_positions`: theirs in
-    `TrainingTask.position`, because a task of an asynchronous run may have two jobs of one client. `notes`: sentences
-    for the log of the run, about what the worker found.
+    leaves: of the sum; None if it is still where it was added. facts: further sums, by name. clients: arrays with one
+    entry per client, or per row of an evaluation. dropped: the clients that failed and were left out, by their
+    `TrainingTask.position`. branch: of the task's own tree, where this is the result of one branch of the task. apart:
+    the sums of an asynchronous run, whose clients work for several updates; there are no `leaves` then. notes:
+    sentences for the log of the run, about what the worker found.
     """
 
     index: int
     leaves: Leaves | None
-    facts: dict[str, float]
+    facts: dict[str, float] = {}  # noqa: RUF012 never written to
     clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to
-    dropped: tuple[int, ...] = ()
-    branch: TreeNode | None = None  # of the task's own tree, where this is the result of one branch of the task
-    targets: tuple[tuple[int, int], ...] = ()
-    """Of an asynchronous run: (the block of the task, the update) that each of the sums is for, which are one after
-    another in `leaves`; `facts` then has the sums NAME/BLOCK/UPDATE for each of them."""
-    dropped_positions: tuple[int, ...] = ()
+    dropped: dict[int, int] = {}  # noqa: RUF012 never written to
+    branch: TreeNode | None = None
+    apart: dict[Target, Sums] = {}  # noqa: RUF012 never written to
     notes: tuple[str, ...] = ()
 
     @staticmethod
-    def nothing(task: Any, dropped: tuple[int, ...]) -> TaskResult:
-        """The result of a task all of whose clients were dropped."""
-        return TaskResult(task.index, [], {}, {}, dropped, task.branch)
+    def nothing(task: Any) -> TaskResult:
+        """The result of a task without clients."""
+        return TaskResult(task.index, [], branch=task.branch)
 
     @staticmethod
     def join(parts: Sequence[TaskResult]) -> TaskResult:
@@ -57,39 +69,24 @@ class TaskResult(NamedTuple):
 
 def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
     """The sums of two results, with the index of the left one. The clients of the left one come first."""
-    if left.targets != right.targets:
-        left, right = with_all_targets(left, right)
-    leaves = None if left.leaves is None or right.leaves is None else add_leaves(left.leaves, right.leaves)
-    facts, clients = dict(left.facts), dict(left.clients)
-    for name, value in right.facts.items():
-        facts[name] = facts[name] + value if name in facts else value
-    for name, values in right.clients.items():
-        clients[name] = np.concatenate([clients[name], values]) if name in clients else values
-    dropped, positions = left.dropped + right.dropped, left.dropped_positions + right.dropped_positions
-    notes = tuple(dict.fromkeys(left.notes + right.notes))
-    sums = left._replace(leaves=leaves, facts=facts, clients=clients, notes=notes)
-    return sums._replace(dropped=dropped, dropped_positions=positions)
+    return left._replace(
+        leaves=None if left.leaves is None or right.leaves is None else add_leaves(left.leaves, right.leaves),
+        facts=united(left.facts, right.facts, lambda a, b: a + b),
+        clients=united(left.clients, right.clients, lambda a, b: np.concatenate([a, b])),
+        dropped={**left.dropped, **right.dropped},
+        apart=united(left.apart, right.apart, add_sums),
+        notes=tuple(dict.fromkeys(left.notes + right.notes)),
+    )
 
 
-def with_all_targets(left: TaskResult, right: TaskResult) -> tuple[TaskResult, TaskResult]:
-    """Two results of an asynchronous run, whose clients belong to different updates, with sums for all of them."""
-    targets = tuple(sorted({*left.targets, *right.targets}))
-
-    def widened(result: TaskResult, other: TaskResult) -> TaskResult:
-        own, sample = sums_by_target(result), next(iter({**sums_by_target(result), **sums_by_target(other)}.values()))
-        return result._replace(
-            targets=targets,
-            leaves=[leaf for target in targets for leaf in own.get(target, [np.zeros_like(each) for each in sample])],
-        )
-
-    return widened(left, right), widened(right, left)
+def united(left: dict[K, T], right: dict[K, T], add: Callable[[T, T], T]) -> dict[K, T]:
+    """The entries of both dictionaries; those of keys that both have are added."""
+    return {**left, **{key: add(left[key], value) if key in left else value for key, value in right.items()}}
 
 
-def sums_by_target(result: TaskResult) -> dict[tuple[int, int], Leaves]:
-    """The sums of a task of an asynchronous run: (block, update) -> leaves."""
-    leaves = result.leaves or []
-    count = len(leaves) // max(1, len(result.targets))
-    return {target: leaves[i * count : (i + 1) * count] for i, target in enumerate(result.targets)}
+def add_sums(left: Sums, right: Sums) -> Sums:
+    """See `add_leaves`."""
+    return Sums(add_leaves(left.leaves, right.leaves), united(left.facts, right.facts, lambda a, b: a + b))
 
 
 def add_leaves(left: Leaves, right: Leaves) -> Leaves:
@@ -242,7 +239,7 @@ def reduce_in_order(shape: TreeShape, results: Iterable[TaskResult | PartialSum]
     began, total = time.perf_counter(), numbers.total()
     sums = [np.array(leaf) for leaf in leaves.total()]
     seconds += time.perf_counter() - began
-    return RoundTotals(sums, total.facts, total.clients, total.dropped, seconds, total.notes)
+    return RoundTotals(sums, total.facts, total.clients, tuple(total.dropped.values()), seconds, total.notes)
 
 
 def time_columns(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:

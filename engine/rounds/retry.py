@@ -90,11 +90,11 @@ class Retry:
             raise ClientFailed(task.round, names, last.cause, last.where) from last.reason
         self.log(f"round {task.round}: goes on without {', '.join(map(str, names))}, which failed alone: {last.cause}")
         rest = np.setdiff1d(np.arange(len(task.clients)), guilty)
-        result = self._run_one(phase, task.subset(rest)) if len(rest) else TaskResult.nothing(task, names)
+        result = self._run_one(phase, task.subset(rest)) if len(rest) else TaskResult.nothing(task)
         if isinstance(result, Failure):
             clients = tuple(task.clients.tolist())
             raise ClientFailed(task.round, clients, result.cause, result.where) from result.reason
-        return result._replace(dropped=names, dropped_positions=tuple(task.position[guilty].tolist()))
+        return result._replace(dropped=dict(zip(task.position[guilty].tolist(), names, strict=True)))
 
     def _no_memory(self, task: TrainingTask, failure: Failure) -> OutOfMemory:
         what = f"round {task.round}: one client alone failed on {failure.where}"

@@ -38,13 +38,10 @@ from ..fleet.asynchronous import AsynchronousPlanner
 from ..fleet.planner import Update
 from ..fleet.timeline import UNUSED, Job
 from ..method_form.state_spec import StateSpec
-from ..reduction.accumulator import FACTS, added
-from ..reduction.tree import TIMES, Leaves, RoundTotals, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
+from ..reduction.tree import TIMES, Leaves, RoundTotals, Sums, TaskResult, TreeShape, add_sparse, add_sums
 from ..state.row_table import RowTable
 from .pool import Phase, Phases, Results
 from .training import PhaseMaker, Training
-
-WEIGHT = FACTS.index("weight")
 
 
 class ClientResult(NamedTuple):
@@ -55,17 +52,6 @@ class ClientResult(NamedTuple):
     loss: float
     norm2: float
     steps: int
-
-
-class BlockSum(NamedTuple):
-    """The sums of the clients of one block that belong to one update. facts: in the order of FACTS."""
-
-    leaves: Leaves
-    facts: list[float]
-
-    @staticmethod
-    def add(left: BlockSum, right: BlockSum) -> BlockSum:
-        return BlockSum(add_leaves(left.leaves, right.leaves), added(left.facts, right.facts))
 
 
 class Block(NamedTuple):
@@ -130,7 +116,7 @@ class Stream(Training):
         self.last_use: dict[int, int] = {}  # version -> the last update that uses one of its jobs
         self.groups: list[Group] = []  # a heap of those that no worker has been given
         self.unfinished: dict[int, int] = {}  # version -> its groups that have not ended
-        self.sums: dict[int, dict[int, dict[int, BlockSum]]] = {}  # update -> version -> number of the block -> sum
+        self.sums: dict[int, dict[int, dict[int, Sums]]] = {}  # update -> version -> number of the block -> its sums
         self.results: dict[Job, ClientResult] = {}  # of jobs that have run, and whose updates are yet to come
         self.dropped: set[Job] = set()  # that have no result
         self.spent: dict[str, float] = defaultdict(float)  # seconds of the workers since the last update
@@ -167,24 +153,23 @@ class Stream(Training):
 
     def _sum(self, number: int, state_spec: StateSpec, used: list[Job]) -> tuple[Leaves, dict[str, float]]:
         """(the sums of the update's messages, sums of facts by name with what the displacements are divided by)."""
-        total = BlockSum([], [0.0] * len(FACTS))
+        total = Sums([], {})
         weights = {job: self.planner.weights(number)[job] for job in used}
         by_steps = any(weight.added != weight.mixed for weight in weights.values())
         for version, blocks in sorted(self.sums[number].items()):
-            own = add_sparse(blocks, BlockSum.add)
+            of_version = add_sparse(blocks, add_sums)
             mixed = sum(weight.mixed for job, weight in weights.items() if job.version == version)
-            self._rebase(state_spec, own.leaves, version, mixed if by_steps else own.facts[WEIGHT])
-            total = BlockSum.add(total, own)
+            self._rebase(state_spec, of_version.leaves, version, mixed if by_steps else of_version.facts["weight"])
+            total = add_sums(total, of_version)
         own, stale = (sum(getattr(weight, name) for weight in weights.values()) for name in ("own", "stale"))
         fresh = all(weight.own == weight.added for weight in weights.values())
         in_order = all(weight.stale == weight.added for weight in weights.values())
         divisors = {
-            "buffer": total.facts[WEIGHT] if fresh else own,  # if it is the same, added in the order of a round
-            "weights": total.facts[WEIGHT] if in_order else stale,
+            "buffer": total.facts["weight"] if fresh else own,  # if it is the same, added in the order of a round
+            "weights": total.facts["weight"] if in_order else stale,
             "none": 1.0,
         }
-        facts = dict(zip(FACTS, total.facts, strict=True))
-        return total.leaves, {**facts, "divisor": divisors[self.pace.divide]}
+        return total.leaves, {**total.facts, "divisor": divisors[self.pace.divide]}
 
     def _rebase(self, state_spec: StateSpec, leaves: Leaves, version: int, weight: float) -> None:
         """Make the sum of changes of the model of `version` one of changes of the newest model, for base=current. With
@@ -363,11 +348,10 @@ class Stream(Training):
         """Keep the result of a task until its updates. rows: of its clients' new states."""
         found, jobs = result.clients, group.jobs
         self.unfinished[group.version] -= 1
-        for (block, update), leaves in sums_by_target(result).items():
-            facts = [result.facts[f"{name}/{block}/{update}"] for name in FACTS]
+        for (block, update), sums in result.apart.items():
             of_version = self.sums.setdefault(update, {}).setdefault(group.version, {})
-            of_version[group.blocks[block].number] = BlockSum(leaves, facts)
-        digests, absent = found.get("digest"), set(result.dropped_positions)
+            of_version[group.blocks[block].number] = sums
+        digests, absent = found.get("digest"), result.dropped
         places = [place for place in range(len(jobs)) if place not in absent]  # a client may have two of the jobs
         numbers = zip(*(found[name].tolist() for name in ("loss", "norm2", "steps")), strict=True) if places else []
         free = set(range(len(rows)))

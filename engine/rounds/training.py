@@ -43,7 +43,7 @@ class PhaseMaker:
         broadcast = Broadcast(self.next_version(), [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
         empty = [isinstance(task, TrainingTask) and not len(task.clients) for task in tasks]  # all of them are silent
         work = [task for task, nobody in zip(tasks, empty, strict=True) if not nobody]
-        known = [TaskResult.nothing(task, ()) for task, nobody in zip(tasks, empty, strict=True) if nobody]
+        known = [TaskResult.nothing(task) for task, nobody in zip(tasks, empty, strict=True) if nobody]
         shape = tree_shape(tasks)
         results = yield Phase(call, work, broadcast, shape)
         if meanwhile is not None:

@@ -84,7 +84,7 @@ def test_branches_give_the_bits_of_the_whole_without_some_clients(absent, block,
     reducer = TreeReducer(shape, add_results)
     for branch in branches_of(task, np.ones(30), 8.0):
         there = np.flatnonzero(np.isin(branch.clients, task.clients[present]))
-        result = worker.train(branch.subset(there), shared) if len(there) else TaskResult.nothing(branch, ())
+        result = worker.train(branch.subset(there), shared) if len(there) else TaskResult.nothing(branch)
         reducer.put(shape.node_of(result), result)
     for one, other in zip(whole.leaves, reducer.total().leaves, strict=True):
         assert one.tobytes() == other.tobytes()

@@ -77,7 +77,11 @@ def test_another_order_would_be_another_sum():
 def test_a_task_without_clients_adds_nothing():
     one, other = values(2)
     works = [work(index, 1) for index in range(3)]
-    results = [TaskResult(0, [one], {}), TaskResult.nothing(works[1], (4,)), TaskResult(2, [other], {})]
+    results = [
+        TaskResult(0, [one], {}),
+        TaskResult.nothing(works[1])._replace(dropped={0: 4}),
+        TaskResult(2, [other], {}),
+    ]
     totals = reduce_in_order(tree_shape(works), reversed(results))
     assert totals.leaves[0].tobytes() == (one + other).tobytes()
     assert totals.dropped == (4,)
