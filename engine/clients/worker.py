@@ -80,6 +80,15 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
+class PublicState(NamedTuple):
+    """A public state as the clients of some tasks read it. version: of the broadcast that has it. round: of the tasks:
+    later ones may find another public state in the same place of the broadcast."""
+
+    version: int
+    round: int
+    state: Any
+
+
 @dataclass
 class TaskUnderWay:
     """A task whose blocks are being trained. `unwritten`: writes of new states that wait for the end of the task, see
@@ -124,8 +133,7 @@ class Worker:
         self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
         self.most_trainers = run_spec.experiment.federation.pace.versions
         self.proofs = Proofs()  # of recorded steps
-        self.public: tuple[int, dict[int, tuple[int, Any]]] = (-1, {})
-        """(version of the broadcast, place in it -> (round of the tasks that read it, public state))."""
+        self.public: dict[int, PublicState] = {}  # by the place in the broadcast
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
         self.draws: Draws | None = None  # of all runs of this process, if it has several
@@ -387,15 +395,14 @@ class Worker:
 
     def _public_state(self, broadcast: Broadcast, algorithm: Algorithm, task: TrainingTask) -> Any:
         """The public state that the clients of a task unpack from a broadcast."""
-        if self.public[0] != broadcast.version:
-            self.public = broadcast.version, {}
-        states, at = self.public[1], task.public
-        if at not in states or states[at][0] != task.round:
-            count = self.state_spec.public_spec.num_leaves
-            arrays = broadcast.leaves[at * count : (at + 1) * count]
+        version, place, count = broadcast.version, task.public, self.state_spec.public_spec.num_leaves
+        self.public = {each: kept for each, kept in self.public.items() if kept.version == version}
+        if place not in self.public or self.public[place].round != task.round:
+            arrays = broadcast.leaves[place * count : (place + 1) * count]
             leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in arrays]
-            states[at] = task.round, algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
-        return states[at][1]
+            state = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
+            self.public[place] = PublicState(version, task.round, state)
+        return self.public[place].state
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()

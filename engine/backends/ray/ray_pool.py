@@ -359,11 +359,11 @@ class RayPool(Pool):
         for item, outcome in zip(call.items, reply.outcomes, strict=False):
             if isinstance(outcome, TaskResult):
                 self._note(worker, item.task)
-            elif item.again:  # it succeeded before
+            elif item.for_states:  # it has failed now, and succeeded before
                 self.scheduler.put_back([item])
-            if not item.again:
+            if not item.for_states:
                 yield replace(outcome, task=item.task) if isinstance(outcome, Failure) else outcome
-        if not call.items[0].again:
+        if not call.items[0].for_states:
             if worker.node != DRIVER:
                 self.counts["sums"] += len(reply.sums)
                 self.counts["bytes"] += sum(leaf.nbytes for part in reply.sums for leaf in part.leaves)
@@ -409,7 +409,7 @@ class RayPool(Pool):
             if worker.hung:
                 why = replace(why, cause=f"no step for {self.engine.patience:g} s (engine.patience)", kind="client")
             self._replace(worker, why.cause)
-            if len(alone) > 1 or alone[0].again:
+            if len(alone) > 1 or alone[0].for_states:
                 self.scheduler.put_back(alone)
             else:
                 yield replace(why, task=alone[0].task)
@@ -506,7 +506,7 @@ class RayPool(Pool):
         lost = [key for key, (_, node) in {**self.earlier, **self.done}.items() if node == number]
         for key in lost:
             task, _ = self.done.pop(key, None) or self.earlier.pop(key)
-            self.scheduler.put(task, alone=True, again=True)
+            self.scheduler.put(task, alone=True, for_states=True)
         return len(lost)
 
     def _missing(self, node: int, task: Any) -> Iterable[tuple[int, np.ndarray]]:

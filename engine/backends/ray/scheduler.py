@@ -23,13 +23,17 @@ Key = tuple[int, TreeNode | None]
 
 
 class Waiting(NamedTuple):
-    """A task that waits. alone: it runs in a call of its own. again: the driver has its outcome, and only the states of
-    its clients are needed once more."""
+    """A task that waits for a worker.
+
+    alone: it runs in a call of its own, as a task does that failed, or whose call had no reply: if the worker dies, the
+    task is to blame. for_states: it has run, and the driver has its outcome, but the node with the new states of its
+    clients is lost. It runs once more for these states, and what becomes of it is not told to the driver.
+    """
 
     task: Any
     steps: int
     alone: bool = False
-    again: bool = False
+    for_states: bool = False
 
 
 class Pace(NamedTuple):
@@ -68,10 +72,11 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def put(self, task: Any, alone: bool = False, again: bool = False) -> None:
+    def put(self, task: Any, alone: bool = False, for_states: bool = False) -> None:
+        """Let a task wait, behind the others."""
         steps = int(self.steps[task.clients].sum()) if isinstance(task, TrainingTask) else 1
         self.steps_all += steps
-        self.put_back([Waiting(task, steps, alone, again)], first=False)
+        self.put_back([Waiting(task, steps, alone, for_states)], first=False)
 
     def put_back(self, items: Sequence[Waiting], first: bool = True) -> None:
         """Let these tasks wait again, before the others."""
