@@ -45,19 +45,26 @@ class Span(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """One vector of a message.
+    """One vector of a message, on which a rule decides, with what else of the message gets the rule's weights.
 
-    name: for messages. spans: the numbers that it consists of. follows: numbers that get the weights that were found
-    for this vector, but take no part in finding them. weighted: whether the federation's client weights count. plain:
-    the leaves among these that are averaged uniformly all the same: they get what the rule decides with equal client
-    weights. statistics: running statistics, which follow too, but only into a mean, see `rule.statistics_weights`.
+    For example, SCAFFOLD's messages have two leaves, the displacement (0) and the change of the control variates (1).
+    Of 100 numbers of the model let the last 6 be running statistics. A rule with `vectors: joint` looks at the
+    displacements alone, and decides for everything. Then a message has this vector only:
+
+        Vector("delta", spans=(Span(0, 0, 94),), follows=(Span(1, 0, 94),), uniform={1}, statistics=(Span(0, 94, 100),))
+
+    name: for messages to the user. spans: the numbers on which the rule decides, one span after another. follows:
+    further numbers that get the same weights. weighted: whether the federation's client weights count. uniform: the
+    leaves among all these for which they do not count: they get what the rule decides with equal client weights.
+    statistics: running statistics, which get the weights only as far as these make a mean, see
+    `rule.statistics_weights`.
     """
 
     name: str
     spans: tuple[Span, ...]
     follows: tuple[Span, ...] = ()
     weighted: bool = True
-    plain: frozenset[int] = frozenset()
+    uniform: frozenset[int] = frozenset()
     statistics: tuple[Span, ...] = ()
 
     @property
@@ -99,10 +106,10 @@ def vectors_of(message: Message, how: Vectors, buffers: int) -> list[Vector]:
     if how == "joined":
         name, decide, rest = "all", found, []
     weighted = any(vector.weighted for vector in found)
-    plain = frozenset(span.leaf for vector in found for span in vector.spans if not vector.weighted)
+    uniform = frozenset(span.leaf for vector in found for span in vector.spans if not vector.weighted)
     spans, follows = (tuple(span for vector in part for span in vector.spans) for part in (decide, rest))
     statistics = tuple(span for vector in found for span in vector.statistics)
-    return [Vector(name, spans, follows, weighted, plain if weighted else frozenset(), statistics)]
+    return [Vector(name, spans, follows, weighted, uniform if weighted else frozenset(), statistics)]
 
 
 def _of_displacement(tree: Tree, leaf: int, buffers: int) -> list[Vector]:

@@ -32,15 +32,17 @@ SORTED_AT_ONCE = 4096
 
 
 class Piece(NamedTuple):
-    """Up to PIECE consecutive numbers of a vector. vector: its number. first: their first place in the vector.
-    follows: whether they only follow the vector. plain, statistic: whether they are in `Vector.plain` or `statistics`.
+    """Up to PIECE consecutive numbers of a vector.
+
+    vector: its number. first: their first place in the vector. follows: whether they only follow the vector. uniform:
+    whether their leaf is in `Vector.uniform`. statistic: whether they are in `Vector.statistics`.
     """
 
     vector: int
     span: Span
     first: int
     follows: bool = False
-    plain: bool = False
+    uniform: bool = False
     statistic: bool = False
 
 
@@ -54,8 +56,8 @@ def pieces_of(vectors: Sequence[Vector], also_following: bool) -> list[Piece]:
             for span in spans:
                 for begin in range(span.begin, span.end, PIECE):
                     part = Span(span.leaf, begin, min(begin + PIECE, span.end))
-                    plain, statistic = span.leaf in vector.plain, group == 2
-                    found.append(Piece(number, part, first, group > 0, plain, statistic))
+                    uniform, statistic = span.leaf in vector.uniform, group == 2
+                    found.append(Piece(number, part, first, group > 0, uniform, statistic))
                     first += part.length
     return found
 
@@ -136,18 +138,18 @@ def inner_products(x: Tensor) -> Tensor:
 
 def weighted(
     files: MessageFiles, stage: Stage, piece: Piece, rows: np.ndarray, weights: np.ndarray,
-    plain: np.ndarray | None = None, statistics: np.ndarray | None = None, mean: np.ndarray | None = None,
+    uniform: np.ndarray | None = None, statistics: np.ndarray | None = None, mean: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
     """The sum of the rows with `weights`, (S,), in the form of `compared`.
 
-    plain: the weights in plain pieces, None for the same. statistics: the weights of running statistics; none of them
-    is negative, and their sum is 1 at most, so that no variance or count can become negative. mean: the weights of the
-    mean with which the sum is compared, or None.
+    uniform: the weights in uniform pieces, None for the same. statistics: the weights of running statistics; none of
+    them is negative, and their sum is 1 at most, so that no variance or count can become negative. mean: the weights of
+    the mean with which the sum is compared, or None.
     """
     if piece.statistic and statistics is not None:
         weights = statistics
-    elif piece.plain and plain is not None:
-        weights = plain
+    elif piece.uniform and uniform is not None:
+        weights = uniform
     both = weights[None] if mean is None or piece.follows else np.stack([weights, mean])
     used = np.flatnonzero(both.any(axis=0))
     sums = sums_of_rows(both[:, used], files.each_row(rows[used], piece.span), piece.span.length)

@@ -147,10 +147,10 @@ def work_of(rule: Aggregator, stored: StoredRows, state: Any, answer: Answer, me
         x = answer.messages
         more = {"f": x.f, "scale": answer.scale, "statistics": statistics, "mean": mean}
         return partial(passes.columns, **stored.combined(x.matrix), **more)
-    weights, plain = stored.client_weights, None
-    if stored.vector.plain and (weights != weights[:1]).any():
-        plain = answer_for(rule, stored, np.ones(len(weights)), state).stored_weights()
-    given = {"weights": answer.stored_weights(), "plain": plain, "statistics": statistics, "mean": mean}
+    weights, uniform = stored.client_weights, None
+    if stored.vector.uniform and (weights != weights[:1]).any():
+        uniform = answer_for(rule, stored, np.ones(len(weights)), state).stored_weights()
+    given = {"weights": answer.stored_weights(), "uniform": uniform, "statistics": statistics, "mean": mean}
     filled_up = {name: None if each is None else filled(each, count) for name, each in given.items()}
     return partial(passes.weighted, rows=stored.rows, **filled_up)
 

@@ -193,9 +193,9 @@ class StageRunner:
             return (total / weight if averaged else self.rule.from_sum(total, weight, x)).split(lengths)
 
         own = answer(weight)
-        plain = answer(float(x.count)) if vector.plain else own
-        for span, weighted, uniform in zip(spans, own, plain, strict=True):
-            flat[span.leaf][span.begin : span.end] = uniform if span.leaf in vector.plain else weighted
+        uniform = answer(float(x.count)) if vector.uniform else own
+        for span, weighted, equal in zip(spans, own, uniform, strict=True):
+            flat[span.leaf][span.begin : span.end] = equal if span.leaf in vector.uniform else weighted
 
     # --- where messages are collected ---------------------------------------------------------------------------------
     def _from_rows(self, state: StageState, messages: RoundMessages) -> Aggregated:
