@@ -169,7 +169,7 @@ class Worker:
         batches = TaskBatches.of(self.draw(task), self.columns, self.x.flat.dtype, self.gather)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
-        accumulator = Accumulator(added_up, task.cuts, task.targets, self.kernels.compiled, self.device)
+        accumulator = Accumulator(added_up, task.cuts, task.updates, self.kernels.compiled, self.device)
         accumulator.times["data"] = stream_seconds
         return TaskUnderWay(task, trainer, public, batches, accumulator, started)
 

@@ -101,7 +101,7 @@ class TrainingTask(NamedTuple):
     position: np.ndarray  # of each client in the cohort, in ascending client number: the row of its message
     branch: TreeNode | None = None  # of the task's tree, if these are not all of the task's blocks
     steps: np.ndarray | None = None  # that each client takes, if some take fewer than all
-    targets: np.ndarray | None = None  # of an asynchronous run: the update that uses each client's message, -1 for none
+    targets: np.ndarray | None = None  # the update that uses each client's message, -1 for none; None for `round`
     public: int = 0  # which of the public states in the phase's broadcast the clients read
 
     @staticmethod
@@ -130,6 +130,12 @@ class TrainingTask(NamedTuple):
     @property
     def cuts(self) -> tuple[int, ...]:
         return self.task.cuts
+
+    @property
+    def updates(self) -> np.ndarray | int:
+        """(c,) the number of the update that uses each client's message, -1 for none; one number if it is the same for
+        all, as in a synchronous round."""
+        return self.round if self.targets is None else self.targets
 
     @property
     def description(self) -> str:

@@ -73,9 +73,10 @@ class BlockTree:
         self.waiting.append(message)
         return True
 
-    def end_block(self, total: list[Tensor] | None) -> None:
-        """The current block has ended. total: its sum, [] without clients; None if its message waits."""
-        if total is not None:
+    def end_block(self, total: list[Tensor]) -> None:
+        """The current block has ended. total: its sum, [] without clients, or if its message waits."""
+        waits = len(self.waiting) > self.ended % AT_ONCE
+        if not waits:
             self._add_one_by_one()
             self.sums.put(TreeNode(0, self.ended), total)
         self.ended += 1
@@ -119,20 +120,19 @@ class Accumulator:
         self,
         state_spec: StateSpec,
         cuts: Sequence[int],
-        updates: np.ndarray | None = None,
+        updates: np.ndarray | int = 0,
         compiled: bool = False,
         device: torch.device = CPU,
     ) -> None:
-        """cuts: the ends of the blocks. updates: (c,) the number of the update that uses each client's message,
-        negative where none does; None where one update uses all of them. compiled: whether the compiled library adds.
-        device: of the messages."""
+        """cuts: the ends of the blocks. updates: see `TrainingTask.updates`. compiled: whether the compiled library
+        adds. device: of the messages."""
         self.updates, self.device = updates, device
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
         self.weighted = state_spec.weighted  # for each leaf: whether it is averaged with the clients' weights
         self.block, self.place = 0, 0  # the current block, the next client
-        self.tree = BlockTree(self.shapes, len(cuts), compiled, device) if updates is None else None
+        self.tree = BlockTree(self.shapes, len(cuts), compiled, device) if isinstance(updates, int) else None
         self.apart: dict[Target, list[Tensor]] = {}  # the sums of the blocks that have ended, if there is no tree
-        self.leaves: dict[int, list[Tensor]] = {}  # update -> sum of the current block; 0 for the only update
+        self.leaves: dict[int, list[Tensor]] = {}  # update -> sum of the current block
         self.parts: dict[Target, list[Part]] = {}  # what was added for each target, in order
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # further arrays with one entry per client
@@ -164,9 +164,9 @@ class Accumulator:
         self.noted.append(numbers_of(outcome, steps, weights))
         begin, end = self.place, self.place + len(weights)
         self.place = end
-        if self.updates is None:
-            self.parts.setdefault((self.block, 0), []).append((slice(begin, end), outcome.gradients))
-            return [(0, None)]
+        if isinstance(self.updates, int):
+            self.parts.setdefault((self.block, self.updates), []).append((slice(begin, end), outcome.gradients))
+            return [(self.updates, None)]
         found, updates = list[tuple[int, np.ndarray | None]](), self.updates[begin:end]
         for update in sorted({*updates.tolist()}):
             if update >= 0:
@@ -192,11 +192,11 @@ class Accumulator:
     def end_block(self) -> None:
         """The messages of the current block are complete."""
         began = time.perf_counter()
+        of_targets = {(self.block, update): leaves for update, leaves in self.leaves.items()}
         if self.tree is None:
-            self.apart |= {(self.block, update): leaves for update, leaves in self.leaves.items()}
+            self.apart |= of_targets
         else:
-            waits = not self.leaves and (self.block, 0) in self.parts  # the tree has its only message
-            self.tree.end_block(None if waits else self.leaves.get(0, []))
+            self.tree.end_block(next(iter(of_targets.values()), []))
         self.block += 1
         self.leaves = {}
         self.times["reduce"] += time.perf_counter() - began
@@ -215,9 +215,10 @@ class Accumulator:
         facts = partial(self._facts, loss, clients["steps"], np.concatenate([each.weights for each in self.noted]))
         total, apart, rest = Sums([], {}), dict[Target, Sums](), iter(leaves)
         if self.tree is not None:
+            assert isinstance(self.updates, int)
             joined = TreeReducer(self.tree.sums.shape, added)
             for block in range(self.block):
-                joined.put(TreeNode(0, block), facts((block, 0)))
+                joined.put(TreeNode(0, block), facts((block, self.updates)))
             total = Sums(leaves, dict(zip(FACTS, joined.total(), strict=True)))
         for target in self.apart:
             apart[target] = Sums([*islice(rest, len(self.shapes))], dict(zip(FACTS, facts(target), strict=True)))
