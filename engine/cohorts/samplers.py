@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from ...workloads import counted
-from .sampling import binomial_size, binomial_sizes, groups_in_turns, philox, sample
 
 State = Mapping[str, np.ndarray]
 """The state of a sampler by name."""
@@ -132,7 +132,41 @@ class CountedSampler(Sampler):
         return Draw(self.cohort(ask.seed, ask.number, ask.clients, ask.size), NOBODY)
 
 
-# --- two ways to draw without replacement -----------------------------------------------------------------------------
+# --- draws that follow from the seed and the round alone --------------------------------------------------------------
+def philox(*parts: int | str) -> np.random.Generator:
+    """A numpy generator whose key follows from the parts: one generator for each counted draw."""
+    return np.random.Generator(np.random.Philox(key=int(counted.key(*parts)) & (1 << 64) - 1))
+
+
+def sample(seed: int, round: int, clients: int, cohort: int) -> np.ndarray:
+    """(S,) distinct client numbers in ascending order, drawn uniformly without replacement."""
+    if cohort == clients:
+        return np.arange(clients)
+    drawn = philox(seed, "cohort", round).choice(clients, cohort, replace=False, shuffle=False)
+    return np.sort(drawn.astype(np.int64))
+
+
+def binomial_size(seed: int, round: int, clients: int, rate: float) -> int:
+    """How many of these clients a round has if each takes part with probability `rate`, independently of the others."""
+    return int(philox(seed, "cohort size", round).binomial(clients, rate))
+
+
+@lru_cache(8)
+def binomial_sizes(seed: int, rounds: int, groups: tuple[int, ...], rate: float) -> frozenset[int]:
+    """The numbers of clients in the rounds of a run. groups: the sizes of the groups that take turns."""
+    return frozenset(
+        binomial_size(seed, round, groups[(round - 1) % len(groups)], rate) for round in range(1, rounds + 1)
+    )
+
+
+@lru_cache(1)
+def groups_in_turns(seed: int, clients: int, separation: int) -> list[np.ndarray]:
+    """The groups of clients that take turns, each in ascending order; cached, since every round needs one of them."""
+    permuted = philox(seed, "groups").permutation(clients)
+    return [np.sort(permuted[group::separation]) for group in range(separation)]
+
+
+# --- two ways to draw in proportion to rates --------------------------------------------------------------------------
 def race(ask: Ask, purpose: str, clients: np.ndarray, rates: np.ndarray, count: int) -> np.ndarray:
     """`count` of these clients, ascending, drawn one after another in proportion to their rates (c,) among the rest:
     the first in a race whose times are exponential. Their inclusion is not exactly in proportion."""

@@ -25,7 +25,7 @@ from ...workloads.workload import Split
 from ..accelerators.memory import allocated_memory, free_memory, peak_memory
 from ..clients.batches import TaskBatches, stream
 from ..clients.worker import Data, Worker
-from ..cohorts import sampling
+from ..cohorts.samplers import sample
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
 from ..config.schema import Local
 from ..errors import RAISED_BY_USERS
@@ -147,7 +147,7 @@ def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:
 def first_clients(run_spec: RunSpec, data: Data, block: int) -> TrainingTask:
     """A task of whole blocks from the cohort of round 1: the clients with the most steps, on their first visits."""
     federation, seed = run_spec.experiment.federation, run_spec.experiment.seed
-    sampled = sampling.sample(seed, 1, federation.clients, federation.cohort)
+    sampled = sample(seed, 1, federation.clients, federation.cohort)
     tasks = plan_tasks(sampled, data.client_index.sizes_of(sampled), federation.local, block)
     ordered = np.concatenate([task.clients for task in tasks])
     size = tasks[0].cuts[0]

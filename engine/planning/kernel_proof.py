@@ -43,7 +43,7 @@ from ..clients.batches import Stream, only_batch, stream
 from ..clients.local_training import Gradient, LocalTrainer, unpadded
 from ..clients.modules import evaluating
 from ..clients.worker import Data
-from ..cohorts import sampling
+from ..cohorts.samplers import sample
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import Excess, Rounding, agrees, exceeding
 from ..kernels.contract import Kernels
@@ -157,7 +157,7 @@ class Proof:
     def clients(self) -> np.ndarray:
         """(2,) two clients of the cohort of round 1; in a cohort of one client, that client twice."""
         plan = self.run_spec.experiment.federation
-        sampled = sampling.sample(self.run_spec.experiment.seed, 1, plan.clients, plan.cohort)
+        sampled = sample(self.run_spec.experiment.seed, 1, plan.clients, plan.cohort)
         return sampled[[0, -1]]
 
     def batches(self) -> list[tuple[Batch, Batch]]:

@@ -29,7 +29,7 @@ from ...workloads.workload import Split
 from ..clients.batches import Stream, stream
 from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, unpadded
 from ..clients.modules import TRIALS, generators, kept_generators, moved
-from ..cohorts.sampling import sample
+from ..cohorts.samplers import sample
 from ..config.schema import Local
 from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError
 from ..kernels.agreement import equal

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedfleet.engine.api import run
-from fedfleet.engine.cohorts.sampling import binomial_size
+from fedfleet.engine.cohorts.samplers import binomial_size
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.one_run import text_of

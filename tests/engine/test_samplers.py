@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from fedfleet.engine import run
-from fedfleet.engine.cohorts.samplers import Ask, Feedback, capped, race, systematic
-from fedfleet.engine.cohorts.sampling import sample
+from fedfleet.engine.cohorts.samplers import Ask, Feedback, capped, race, sample, systematic
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedfleet.engine import resume, run
-from fedfleet.engine.cohorts import sampling
-from fedfleet.engine.cohorts.samplers import Binomial, Turns
+from fedfleet.engine.cohorts.samplers import Binomial, Turns, sample
 from fedfleet.engine.cohorts.tasks import (
     FEWEST_TASKS,
     MOST_TASKS,
@@ -25,10 +24,10 @@ from .setups import digits
 
 
 def test_a_cohort_is_distinct_ascending_and_counted():
-    drawn = [sampling.sample(0, r, 50, 10) for r in range(1, 201)]
+    drawn = [sample(0, r, 50, 10) for r in range(1, 201)]
     assert all(len(set(c.tolist())) == 10 and (np.diff(c) > 0).all() for c in drawn)
-    assert np.array_equal(drawn[3], sampling.sample(0, 4, 50, 10))
-    assert not np.array_equal(drawn[3], sampling.sample(1, 4, 50, 10))
+    assert np.array_equal(drawn[3], sample(0, 4, 50, 10))
+    assert not np.array_equal(drawn[3], sample(1, 4, 50, 10))
     # 2000 draws, 40 expected for each client with standard deviation 5.7; the tolerance is 5 of these
     counts = np.bincount(np.concatenate(drawn), minlength=50)
     assert counts.min() > 11
@@ -130,7 +129,7 @@ def test_a_cohort_does_not_cost_the_population():
     import tracemalloc
 
     tracemalloc.start()
-    sampling.sample(0, 1, 10_000_000, 100)
+    sample(0, 1, 10_000_000, 100)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000  # bytes; one int64 per client would be 80 MB

@@ -13,7 +13,7 @@ import torch
 
 from fedfleet.engine import run
 from fedfleet.engine.clients.batches import stream
-from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.cohorts.samplers import sample
 from fedfleet.engine.cohorts.tasks import TrainingTask, plan_tasks
 from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.records.history import History
@@ -45,7 +45,7 @@ class Federation:
     def round(self) -> list[TrainingTask]:
         """The driver's work in one round, without workers. Returns the tasks."""
         self.number += 1
-        sampled = sampling.sample(0, self.number, self.clients, COHORT)
+        sampled = sample(0, self.number, self.clients, COHORT)
         tasks = plan_tasks(sampled, self.parts.sizes_of(sampled), LOCAL, 10)
         read, write = self.table.reserve(sampled)
         works = []

@@ -15,7 +15,7 @@ import psutil
 from torch.utils import _pytree as pytree
 
 from fedfleet.engine import Observer, run
-from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.cohorts.samplers import sample
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
@@ -113,7 +113,7 @@ def rule(client: int, kind: str, skip: int = 0, times: int = ALWAYS) -> dict[str
 
 
 def cohort_of(number: int) -> np.ndarray:
-    return sampling.sample(0, number, CLIENTS, COHORT)
+    return sample(0, number, CLIENTS, COHORT)
 
 
 def visitor(number: int, apart: int = 0) -> tuple[int, int]:
