@@ -13,7 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 Leaves = list[np.ndarray]
 FACTS = ("loss", "steps", "gradients", "weight")
 """The names of the sums over clients besides those of their messages."""
