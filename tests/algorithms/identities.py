@@ -46,6 +46,7 @@ def partial_with(count: int) -> tuple[list[list[int]], dict[tuple[int, int], int
 
 PARTIAL = Where("cohorts of 3 of 5 clients, 1 to 4 local steps", Quadratic(), partial())
 ONE_STEP = Where("cohorts of 3 of 5 clients, one local step", Quadratic(), partial_with(1))
+EVEN = Where("cohorts of 3 of 5 clients, 3 local steps", Quadratic(), partial_with(3))
 ALL_ONE_STEP = Where("all 5 clients, one local step", Quadratic(), everyone(5, 6, 1))
 FIRST_ROUND = Where("the first round of all 5 clients, 4 local steps", Quadratic(), everyone(5, 1, 4))
 ONE_CLIENT = Where("one client, 3 local steps", Quadratic(clients=1), everyone(1, 6, 3))
@@ -297,6 +298,39 @@ TABLE = [
             why="The server's momentum has the weight 0.",
         )
         for nesterov in ("false", "true")
+    ),
+    *(
+        SameMethod(
+            f"{{name: fedsam, rule: {rule}, rho: 0{kind}}}",
+            f"{{name: fedavg, rule: {rule}}}",
+            PARTIAL,
+            exact=True,
+            why="The worst point at the distance 0 is the point itself.",
+        )
+        for rule in (SGD, MOMENTUM)
+        for kind in ("", ", kind: asam")
+    ),
+    SameMethod(
+        "{name: mofedsam, rho: 0}",
+        "{name: fedcm}",
+        PARTIAL,
+        exact=True,
+        why="The worst point at the distance 0 is the point itself.",
+    ),
+    SameMethod(
+        f"{{name: mofedsam, rule: {SGD}, beta: 1}}",
+        f"{{name: fedsam, rule: {SGD}}}",
+        EVEN,
+        exact=False,
+        why="All weight is on the new gradient.",
+        apart=PARTIAL,
+    ),
+    SameMethod(
+        "{name: fedcm, beta: 0.3, server_lr: 0.7}",
+        "{name: fedavg_m, beta: 0.3, server_lr: 0.7}",
+        PARTIAL,
+        exact=True,
+        why="FedCM's server takes the mean model, as FedAvg-M's does unless gamma is given.",
     ),
     SameMethod(
         "{name: fedadam, local: prox, mu: 0}",

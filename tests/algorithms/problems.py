@@ -95,6 +95,30 @@ class Logistic:
 
 
 @dataclass(frozen=True)
+class Regression:
+    """F_i = mean of (prediction - target)^2 / 2 over all rows of client i, of a linear layer of two features.
+
+    rows: of each client, [feature, feature, target]; at: the starting model, [weight, weight, bias]."""
+
+    rows: list[list[list[float]]]
+    at: list[float]
+
+    @property
+    def clients(self):
+        return len(self.rows)
+
+    @property
+    def start(self):
+        return {"out.weight": np.array([self.at[:2]]), "out.bias": np.array(self.at[2:])}
+
+    def gradient(self, i, x, r, k):
+        *features, target = np.array(self.rows[i], dtype=np.float64).T
+        features = np.stack(features, 1)
+        wrong = features @ x["out.weight"][0] + x["out.bias"][0] - target
+        return {"out.weight": wrong[None] @ features / len(wrong), "out.bias": wrong.mean(keepdims=True)}
+
+
+@dataclass(frozen=True)
 class Line:
     """A problem in one dimension with two clients: F_i(x) = h_i (x - a_i)^2 / 2, starting at x = at."""
 

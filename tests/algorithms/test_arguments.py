@@ -28,7 +28,7 @@ from tests.algorithms.problems import Quadratic
 
 ROUNDS, STEPS = 4, 3
 COHORTS = [[0, 1, 2], [1, 3, 4], [0, 2, 4], [0, 1, 3]]
-SHAPES = {"first": (3, 4), "kernel": (4, 3, 2, 3), "dense": (12, 10), "b": (5,), "last": (2, 5)}
+SHAPES = {"first": (3, 4), "kernel": (4, 3, 2, 3), "dense": (12, 10), "b": (5,), "last.weight": (2, 5)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ BASE: dict[str, dict[str, Any]] = {
 
 VALUES: dict[str, Any] = {
     "a": 0.3, "alpha": 0.3, "beta": 0.35, "beta2": 0.5, "betas": (0.5, 0.6), "epsilon": 0.5, "epsilon_g": 0.5,
-    "eps": 50.0, "first_lr": 0.02, "gamma": 0.05, "lr": 0.03, "matrix_lr": 0.03, "mu": 0.4, "outer_lr": 0.4,
+    "eps": 50.0, "eta": 0.5, "first_lr": 0.02, "gamma": 0.05, "lr": 0.03, "matrix_lr": 0.03, "mu": 0.4, "outer_lr": 0.4,
     "outer_mu": 0.4, "phi": 0.3, "radius": 0.5, "ratio": 0.5, "rho": 0.3, "server_d": 0.005, "server_lr": 0.4,
     "server_u": 0.02, "sigma2": 3.0, "tau": 0.05, "v_init": 0.3, "vector_lr": 0.03, "w": 2.0, "weight_decay": 0.1,
     "c": 0.4, "density": 0.5, "size": 16, "bits": 3, "decay": 0.35,
@@ -88,6 +88,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("ef21_p", "beta"): {"memory": "shift"},
     ("fedbat", "feedback"): {"both_ways": True},
     ("fednova", "effective"): STATEFUL,
+    ("fedsam", "eta"): {"kind": "asam"},
 }
 """The setting in which an argument has an effect, if it is refused together with the defaults."""
 
@@ -106,6 +107,7 @@ INERT = {
     ("fedbat", "rho"): {"phi": 1.0},
     ("fedbat", "feedback"): {"both_ways": False},
     ("ef21_p", "beta"): {"memory": "error"},
+    ("fedsam", "eta"): {"kind": "sam"},
     ("fedmuon_ma", "matrix_lr"): {"parameter_free": True},
     ("fedmuon_ma", "vector_lr"): {"parameter_free": True},
     ("fedmuon_ma", "beta"): {"parameter_free": True},
