@@ -62,6 +62,8 @@ METHODS = _methods(
         "Wu et al. 2023",
         "1 + scalar | 3 + scalar | 3 | 2",
     ),
+    ("feddyn", "a proximal term that moves with the client", "Acar et al. 2021", "1 | 1 | 1 | 1"),
+    ("feddc", "FedDyn with control variates", "Gao et al. 2022", "2 | 2 | 2 | 1"),
     ("fedcm", "local steps along the cohort's last mean gradient", "Xu et al. 2021", "0 | 2 | 1 + scalar | 1"),
     ("fedsam", "local steps towards flat minima; FedASAM", "Qu et al. 2022", "0 | 1 | 1 | 2"),
     ("mofedsam", "FedSAM along a momentum that all clients share", "Qu et al. 2022", "0 | 2 | 1 + scalar | 2"),

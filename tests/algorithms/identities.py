@@ -299,6 +299,24 @@ TABLE = [
         )
         for nesterov in ("false", "true")
     ),
+    SameMethod(
+        "{name: feddc, alpha: 0.4, control: none}",
+        "{name: feddyn, alpha: 0.4}",
+        PARTIAL,
+        exact=True,
+        why="FedDC without control variates is FedDyn.",
+    ),
+    *(
+        SameMethod(
+            f"{{name: {name}, rule: {rule}, alpha: 0.4}}",
+            f"{{name: fedprox, rule: {rule}, mu: 0.4, server_lr: 2}}",
+            FIRST_ROUND,
+            exact=False,
+            why="In the first round nothing is added up yet, and the server adds the mean displacement twice.",
+        )
+        for name in ("feddyn", "feddc")
+        for rule in (SGD, ADAM)
+    ),
     *(
         SameMethod(
             f"{{name: fedsam, rule: {rule}, rho: 0{kind}}}",

@@ -1,0 +1,128 @@
+"""FedDyn, FedDC, FedADMM and MIFA: golden values, trajectories against the slow reference, invariants, points of rest.
+
+Tolerances as in `test_trajectories` (TOLERANCE) and `identities` (ROUNDING); the table there has what the methods are
+the same as.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.algorithms.feddc import feddc
+from fedfleet.algorithms.feddyn import feddyn
+from fedfleet.algorithms.parts.rules import Adam, Sgd
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.runs.launch import prepare
+from tests.algorithms.driver import run, tree
+from tests.algorithms.golden import CASES, PROBLEM, equal
+from tests.algorithms.identities import ROUNDING
+from tests.algorithms.problems import Quadratic, everyone, partial
+from tests.algorithms.test_momenta import COHORTS, PROBLEMS, STEPS, agree, slow
+from tests.reference import drift as reference
+from tests.reference import rules
+
+problems = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+plain_and_adam = pytest.mark.parametrize(
+    ("fast", "plain"), [(Sgd(0.1), rules.Sgd(0.1)), (Adam(0.03), rules.Adam(0.03))], ids=["sgd", "adam"]
+)
+SMALL = Quadratic(clients=3, noise=0.0, small=True)
+
+
+def same_x(result, path, case):
+    for model, x, expected in zip(result.models(), path.x, case.expected["x"], strict=True):
+        equal(x, expected)
+        equal(model, expected)
+
+
+def rows(case):
+    """(client, what it keeps), of the clients that took part."""
+    return [(int(i), kept) for i, kept in case.expected["rows"].items()]
+
+
+def rest(method, rounds=400):
+    return run(method, SMALL, *everyone(3, rounds, 4)).models()[-1].flat.numpy()
+
+
+# --- FedDyn -----------------------------------------------------------------------------------------------------------
+def test_golden_values_of_feddyn():
+    case = CASES["feddyn"]
+    path = case.slow(reference.feddyn, rules.Sgd(0.1), 0.5)
+    result = run(feddyn(Sgd(0.1), 0.5), PROBLEM, *case.timetable)
+    same_x(result, path, case)
+    for i, kept in rows(case):
+        equal(result.clients[-1][i].drift, kept["d"])
+        equal({name: -value / 0.5 for name, value in path.own[-1][i].items()}, kept["d"])
+    means = run(feddyn(Sgd(0.1), 0.5, "mean"), PROBLEM, *case.timetable).models()
+    for shared, model, expected in zip(path.shared, means, case.expected["mean"], strict=True):
+        equal(shared["mean"], expected)
+        equal(model, expected)
+
+
+@problems
+@plain_and_adam
+def test_feddyn(problem, fast, plain):
+    """The paper's gradients L_i and h are -alpha times the displacements that the clients and the server add up."""
+    result, path = run(feddyn(fast, 0.4), problem, COHORTS, STEPS), slow(reference.feddyn, problem, plain, 0.4)
+    agree(result, path, {}, lambda client: client.drift * -0.4)
+    for server, shared in zip(result.servers, path.shared, strict=True):
+        torch.testing.assert_close(server.private.flat * -0.4, tree(shared["h"]).flat, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [feddyn(Sgd(0.1), 0.5), feddc(Sgd(0.1), 0.5)])
+def test_d_is_the_mean_of_all_d_i(method):
+    result = run(method, Quadratic(), *partial(rounds=12))
+    for server, clients in zip(result.servers, result.clients, strict=True):
+        own = torch.stack([client.drift.flat for client in clients]).mean(0)
+        torch.testing.assert_close(server.private.flat, own, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("method", [feddyn(Sgd(0.1), 0.5), feddc(Sgd(0.1), 0.5)])
+def test_they_rest_where_all_gradients_sum_to_zero(method):
+    """Linear convergence to the optimum, although the clients' optima differ."""
+    np.testing.assert_allclose(rest(method), SMALL.optimum, rtol=0, atol=1e-10)
+
+
+# --- FedDC ------------------------------------------------------------------------------------------------------------
+def test_golden_values_of_feddc():
+    case = CASES["feddc"]
+    path = case.slow(reference.feddc, 0.1, 0.5)
+    result = run(feddc(Sgd(0.1), 0.5), PROBLEM, *case.timetable)
+    same_x(result, path, case)
+    for i, kept in rows(case):
+        for own in (result.clients[-1][i]._asdict(), {"drift": path.own[-1][i]["h"], "control": path.own[-1][i]["c"]}):
+            equal(own["drift"], kept["h"])
+            equal(own["control"], kept["c"])
+    equal(result.servers[-1].public.control, case.expected["c"])
+    equal(path.shared[-1]["c"], case.expected["c"])
+
+
+@problems
+@pytest.mark.parametrize("control", ["mean", "none"])
+def test_feddc(problem, control):
+    result = run(feddc(Sgd(0.1), 0.4, control), problem, COHORTS, STEPS)
+    path = slow(reference.feddc, problem, 0.1, 0.4, control)
+    agree(result, path._replace(own=[[o["h"] for o in own] for own in path.own]), {}, lambda client: client.drift)
+    if control == "mean":
+        agree(
+            result,
+            path._replace(own=[[o["c"] for o in own] for own in path.own]),
+            {"c": lambda public: public.control},
+            lambda client: client.control,
+        )
+
+
+@pytest.mark.parametrize("method", [feddyn, feddc])
+def test_a_weight_of_zero_is_refused(method):
+    with pytest.raises(ValueError, match=r"^alpha must be more than 0, got 0\.0; choose fedavg$"):
+        method(alpha=0.0)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["feddyn", "feddc"])
+def test_no_asynchronous_form(name):
+    """With the versions of the model mixed, the server's sum would not be the mean of the clients' sums."""
+    pace = {"name": "buffered", "buffer": 2}
+    asked = {"workload": "digits", "method": name, "federation": {"pace": pace}, "systems": {}}
+    with pytest.raises(ConfigError, match=f"^federation.pace.name: .* no asynchronous form: .*, got .*method={name}; "):
+        prepare(experiment({**asked, "engine": {"backend": "local"}}), "refused")
