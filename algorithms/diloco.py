@@ -11,8 +11,8 @@ mu = 0 and outer_lr = 1 is FedAvg with an inner state that clients keep; mu = 0 
 settings are the paper's.
 
 Departures:
-- Schedules change between rounds and not between local steps; the paper warms up and then follows a cosine within
-  rounds.
+- No schedule is set; the paper's warm-up and cosine over local steps are `{schedule: cosine, start: …, end: …, warmup:
+  …, over: steps}` in place of lr.
 - Where clients are sampled, the mean is over the cohort, and a client that was idle goes on with its old inner state.
 """
 

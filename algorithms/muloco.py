@@ -11,8 +11,8 @@ outer_lr 0.9 and mu 0.8 are those of its configurations with several workers (on
 is for clients that are sampled now and then; in the paper all clients take part and never reset.
 
 Departures:
-- Schedules change between rounds and not between local steps; the paper warms up and then follows a cosine within
-  rounds.
+- No schedule is set; the paper's warm-up and cosine over local steps are `{schedule: cosine, start: …, end: …, warmup:
+  …, over: steps}` in place of lr.
 - AdamW's lr of 3e-4 is Jordan's.
 - Where clients are sampled, the mean is over the cohort, and a client that was idle goes on with its old inner state.
 - A convolution is orthogonalised as one flattened matrix, where the paper's program orthogonalises each kernel window.

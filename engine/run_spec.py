@@ -21,6 +21,7 @@ from .accelerators.settings import applied
 from .cohorts.samplers import CountedSampler, Sampler
 from .config import schedules
 from .config.finite import check_finite
+from .config.over_steps import scheduled
 from .config.registry import Plugin, Registry, find_plugin
 from .config.schema import Engine, Experiment, part_name
 from .errors import ConfigError
@@ -145,8 +146,18 @@ class RunSpec:
         return self.registry.build("WORKLOADS", poison, "attack", of=built)
 
     def method(self, round: int = 1) -> Algorithm:
-        """The method of a round (1 … R), with its schedules resolved to numbers."""
-        spec = schedules.resolve(self.experiment.method, round, self.experiment.federation.rounds, "method")
+        """The method of a round (1 … R), with its schedules resolved to numbers, or to those of each local step."""
+        spec, federation = self.experiment.method, self.experiment.federation
+        if schedules.counts_steps(spec):
+            assert federation.local.steps is not None, "refused by the conflicts of the experiment"
+            built = scheduled(spec, self._built, round, federation.rounds, federation.local.steps)
+        else:
+            built = self._built(schedules.resolve(spec, round, federation.rounds, "method"))
+        built = Buffered(built, len(self.buffers)) if self.buffers else built
+        return built if self.stage.clip is None else self.stage.clip.wrap(built, round)
+
+    def _built(self, spec: Any) -> Algorithm:
+        """The method of a specification without schedules."""
         built = self.registry.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
             with plugin_errors("method"):
@@ -155,8 +166,7 @@ class RunSpec:
             check_finite(self.experiment.method, "method")
         if not isinstance(built, Algorithm):
             raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
-        built = Buffered(built, len(self.buffers)) if self.buffers else built
-        return built if self.stage.clip is None else self.stage.clip.wrap(built, round)
+        return built
 
     @built_once
     def sampler(self) -> Sampler:

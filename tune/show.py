@@ -19,6 +19,7 @@ from ..engine.config.differences import flatten
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.method_form.batch_norm import Buffered
+from ..engine.method_form.scheduled import Scheduled
 from ..engine.method_form.state_spec import StateSpec
 from ..engine.records.lineage import lineage_of
 from ..engine.run_spec import RunSpec
@@ -111,7 +112,8 @@ def compression(method: Algorithm, state_spec: StateSpec) -> list[str]:
     The last line divides all bytes that are sent, including indices, keys and scales, by the bytes of the parameters.
     This is the definition by which all compressions can be compared.
     """
-    method = method.method if isinstance(method, Buffered) else method
+    while isinstance(method, Buffered | Scheduled):
+        method = method.method
     if not isinstance(method, Compressing):
         return []
     report = method.report

@@ -21,6 +21,7 @@ from ..storage.expanded import expanded_address, is_unicode
 from ..storage.secrets import redacted, without_secrets
 from .conflicts import Conflict, first_conflict
 from .earlier import one_key_for_the_sampler
+from .schedules import counts_steps
 
 LARGEST_COUNT = 2**31 - 1
 """The largest value of any count."""
@@ -786,6 +787,23 @@ class Experiment(Section):
             *("federation.sampler", "systems", "goes with no virtual clock, which changes who is in a mean"),
             "choose another sampler, or leave systems out",
             lambda e: e.federation.sampled in ("binomial", "turns") and e.systems and not e.is_asynchronous,
+        ),
+        Conflict(
+            *("federation.local.epochs", "run", "a schedule over steps needs the same number of steps of all clients"),
+            "give federation.local.steps",
+            lambda e: counts_steps(e.method) and e.federation.local.steps is None,
+        ),
+        *(
+            Conflict(
+                *(key, "run", "a schedule over steps counts the steps of all clients together, which then differ"),
+                "leave it out, or give over: rounds",
+                lambda e, holds=holds: counts_steps(e.method) and holds(e),
+            )
+            for key, holds in (
+                ("federation.pace.name", lambda e: e.is_asynchronous),
+                ("federation.pace.stragglers", lambda e: getattr(e.federation.pace, "stragglers", "") == "partial"),
+                ("systems.work", lambda e: e.systems is not None and part_name(e.systems.work) != "full"),
+            )
         ),
         Conflict(
             *("federation.weights", "privacy", "examples gives a client's influence no public bound"),

@@ -2,5 +2,6 @@
 
 state_spec  the shapes of a method's states and messages; rows, bytes and the parsing of sums follow from them
 numbers     a method's numbers, such as step sizes, apart from everything else: methods of one form differ only in them
+scheduled   other numbers of a method's local rule in every local step
 batch_norm  running statistics beside a method, which never sees them
 """

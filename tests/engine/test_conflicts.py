@@ -23,6 +23,7 @@ from tools.site.configuration import ALL_CONFLICTS
 
 CLOCK, ASYNCHRONOUS = "systems={}", "federation.pace={name: buffered}"
 ATTACK, RULE, PRIVATE = "attack={name: ipm, share: 0.2}", "aggregate=median", "privacy={clip: 1.0, noise: 0}"
+OVER_STEPS = "method.rule.lr={schedule: linear, start: 0.1, over: steps}"
 TURNS = "federation.sampler={name: turns, separation: 2}"
 STANDS = "as_if: {clients: 100, cohort: 10}"
 
@@ -52,6 +53,10 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("attack", "federation.sampler", ["federation.sampler=weighted", ATTACK]),
     ("aggregate", "federation.sampler", ["federation.sampler=weighted", RULE]),
     ("federation.sampler", "systems", ["federation.sampler=binomial", CLOCK]),
+    ("federation.local.epochs", "run", [OVER_STEPS, "federation.local={epochs: 1, batch: 8}"]),
+    ("federation.pace.name", "run", [OVER_STEPS, ASYNCHRONOUS, CLOCK]),
+    ("federation.pace.stragglers", "run", [OVER_STEPS, "federation.pace={deadline: 3, stragglers: partial}", CLOCK]),
+    ("systems.work", "run", [OVER_STEPS, "systems={work: {name: uniform, p: 0.5}}"]),
     ("federation.weights", "privacy", ["federation.weights=examples", PRIVATE]),
     ("privacy.delta", "federation.clients", ["privacy={clip: 1.0, noise: 1.0, delta: 0.2}"]),
     ("privacy.delta", "privacy.as_if.clients", [f"privacy={{clip: 1.0, noise: 1.0, delta: 0.05, {STANDS}}}"]),

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from fedfleet.algorithms.contract import Round
+from fedfleet.algorithms.table import RULES
 from fedfleet.engine import resume, run
-from fedfleet.engine.config.schedules import has_schedule, resolve
+from fedfleet.engine.config.over_steps import scheduled
+from fedfleet.engine.config.registry import Registry, signature
+from fedfleet.engine.config.registry import resolve as resolve_entry
+from fedfleet.engine.config.schedules import has_schedule, numbers_over_steps, resolve
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.runs.launch import prepare
+from tests.algorithms import driver
+from tests.reference import low_communication as slow
 
 from ..faults.runs import Watch, interrupt
 from .setups import quadratic
@@ -23,6 +35,13 @@ from .setups import quadratic
         ({"schedule": "exponential", "start": 0.8, "decay": 0.5}, [0.8, 0.4, 0.2, 0.1]),
         ({"schedule": "polynomial", "start": 0.6, "power": -1.0}, [0.6, 0.3, 0.2, 0.15]),
         ({"schedule": "polynomial", "start": 0.6}, [0.6] * 4),
+        ({"schedule": "linear", "start": 1.0, "end": 0.2}, [1.0, 0.8, 0.6, 0.4]),
+        ({"schedule": "linear", "start": 1.0, "warmup": 2}, [0.5, 1.0, 1.0, 0.5]),
+        ({"schedule": "wsd", "start": 1.0, "decay": 2, "end": 0.2}, [1.0, 1.0, 1.0, 0.6]),
+        ({"schedule": "step", "start": 1.0, "milestones": [1, 3], "gamma": 0.5}, [1.0, 0.5, 0.5, 0.25]),
+        ({"schedule": "piecewise", "at": [2, 4], "values": [1.0, 0.2]}, [1.0, 1.0, 0.6, 0.2]),
+        ({"schedule": "constant", "start": 0.3, "warmup": 3}, [0.1, 0.2, 0.3, 0.3]),
+        ({"schedule": "linear", "start": 1.0, "length": 2}, [1.0, 0.5, 0.5, 0.5]),
     ],
 )
 def test_closed_forms(spec, numbers):
@@ -56,6 +75,16 @@ def test_the_global_learning_rate_is_in_the_record():
     [
         ({"schedule": "polynom", "start": 0.1}, "did you mean polynomial"),
         ({"schedule": "polynomial", "start": 0.1, "decay": 0.5}, "polynomial: .*decay"),
+        (
+            {"schedule": "linear", "start": 0.1, "over": "step"},
+            "u.over must be one of rounds, steps, visit, got 'step'",
+        ),
+        ({"schedule": "linear", "start": 0.1, "over": "steps"}, "u.over must be rounds here, got steps"),
+        ({"schedule": "linear", "start": 0.1, "warmup": 4}, "0 <= warmup < 4 must hold.*got warmup=4"),
+        ({"schedule": "wsd", "start": 0.1, "warmup": 2, "decay": 3}, "1 <= decay <= 2 must hold.*got decay=3"),
+        ({"schedule": "wsd", "start": 0.1, "decay": 3, "shape": "cubic"}, "wsd: .*cubic"),
+        ({"schedule": "piecewise", "at": [2, 1], "values": [1, 2]}, "at needs rising times"),
+        ({"schedule": "piecewise", "at": [1, 2], "values": [1, 2], "warmup": 1}, "warmup has no effect here"),
     ],
 )
 def test_mistakes_are_told(spec, words):
@@ -144,3 +173,164 @@ def test_a_pass_before_round_1_has_the_settings_of_round_1():
         }
     )
     assert len(run(made).rows) == 2
+
+
+# --- over local steps -------------------------------------------------------------------------------------------------
+GOLDEN = json.loads((Path(slow.__file__).parent / "low_communication.json").read_text())
+OVER_STEPS = {
+    "linear": {"schedule": "linear", "end": 0.1},
+    "cosine": {"schedule": "cosine", "end": 0.1},
+    "wsd_linear": {"schedule": "wsd", "end": 0.1, "decay": 5},
+    "wsd_cosine": {"schedule": "wsd", "end": 0.1, "decay": 5, "shape": "cosine"},
+    "wsd_sqrt": {"schedule": "wsd", "decay": 5, "shape": "sqrt"},
+    "step_after_8_and_16_gamma_.1": {"schedule": "step", "milestones": [8, 16], "gamma": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", OVER_STEPS)
+def test_golden_values_over_steps(name):
+    """20 steps, in one round or in five of four steps; the first four warm up."""
+    spec = {**OVER_STEPS[name], "start": 1.0, "warmup": 4, "over": "steps"}
+    whole = numbers_over_steps(spec, 1, 1, 20, "lr")
+    parts = [number for r in range(1, 6) for number in numbers_over_steps(spec, r, 5, 4, "lr")]
+    more = {"warmup": 4, "floor": spec.get("end", 0.0), "decay": 5, "milestones": (8, 16)}
+    reference = [slow.factor(name.split("_after")[0], step, 20, **more) for step in range(1, 21)]
+    for found in (whole, parts, reference):
+        assert found == pytest.approx(GOLDEN["schedules"][name], rel=1e-12, abs=1e-15)
+
+
+def test_golden_values_of_diloco_with_a_schedule_over_steps():
+    golden = GOLDEN["diloco"]
+    h, c = np.array(golden["h"]), np.array(golden["c"])
+
+    class Problem:
+        def gradient(self, i, x, r, k):
+            return {"x": h[i] * (x["x"] - c[i])}
+
+    cosine = {"schedule": "cosine", "start": 0.3, "end": 0.03, "warmup": 2, "over": "steps"}
+    rule = {"name": "adamw", "lr": cosine, "betas": [0.9, 0.95], "eps": 0.5, "weight_decay": 0.1}
+    spec = {"name": "diloco", "rule": {"name": "clip", "rule": rule, "radius": 1.0}}
+
+    def method(r):
+        return scheduled(spec, lambda plain: Registry().build("METHODS", plain, "method"), r, 3, 3)
+
+    server = method(1).server_init(driver.tree({"x": np.zeros(4)}))
+    clients = [method(1).client_init(server.public) for _ in range(2)]
+    reference = slow.diloco(
+        lambda i, x: h[i] * (x - c[i]), np.zeros(4), 2, 3, 3, slow.AdamW(0.3), 0.7, 0.9,
+        factor=lambda step: slow.factor("cosine", step, 9, 2, 0.1),
+    )  # fmt: skip
+    for r, (row, (x, _)) in enumerate(zip(golden["cosine_warmup2_floor.1_T9"], reference, strict=True)):
+        oracles = lambda i, r=r: [driver.Step(Problem(), (i, r, k), k / 3) for k in range(3)]  # noqa: E731
+        server = driver.play(method(r + 1), server, clients, [0, 1], (Round(r + 1, 3, 2, 2), oracles))
+        np.testing.assert_allclose(server.public.x["x"], row["x"], rtol=1e-9)
+        np.testing.assert_allclose(x, row["x"], rtol=1e-9)
+
+
+WALK = """
+from dataclasses import dataclass
+from typing import Any
+from fedfleet.algorithms.local import Rule
+from fedfleet.algorithms.parts.groups import Number
+
+@dataclass(frozen=True)
+class Walk(Rule):
+    lr: Number = 0.1
+
+    def step(self, y, v, state):
+        return y.add(y.zeros()._with(y.flat * 0 + 1), -self.lr), state
+
+RULES = {"walk": Walk}
+"""
+
+
+def walking(tmp_path: Path, lr: object, rounds: int, steps: int, **engine: object):
+    """A run whose clients step along (1, …, 1), so that |y - x|^2 is dim times the square of the sum of the rates."""
+    (tmp_path / "plugin.py").write_text(WALK)
+    plan = {"clients": 3, "cohort": 2, "rounds": rounds, "local": {"steps": steps, "batch": 1}}
+    made = quadratic({"name": "fedavg", "rule": {"name": "walk", "lr": lr}}, {"dim": 6}, plan, **engine)
+    return made.model_copy(update={"plugins": (str(tmp_path / "plugin.py"),)})
+
+
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize(("rounds", "steps"), [(12, 1), (3, 4)])
+def test_the_rates_that_the_rule_sees(tmp_path, rounds, steps, block):
+    """Also after the run was interrupted and resumed, and the same in every block."""
+    lr = {"schedule": "cosine", "start": 0.3, "end": 0.03, "warmup": 2, "over": "steps"}
+    made = walking(tmp_path, lr, rounds, steps, block=block)
+    with pytest.raises(Interrupted):
+        run(made, tmp_path / "run", [Watch(r2=interrupt)])
+    rows = resume(made, tmp_path / "run").rows
+    rates = [0.3 * slow.factor("cosine", step, 12, 2, 0.1) for step in range(1, 13)]
+    moved = [6 * sum(rates[r * steps : (r + 1) * steps]) ** 2 for r in range(rounds)]
+    assert [row["client/norm2"] for row in rows] == pytest.approx(moved, rel=1e-9)
+
+
+def test_a_visit_begins_anew_in_every_round(tmp_path):
+    lr = {"schedule": "step", "start": 0.2, "milestones": [1], "gamma": 0.5, "over": "visit"}
+    rows = run(walking(tmp_path, lr, 3, 3)).rows
+    assert [row["client/norm2"] for row in rows] == pytest.approx([6 * (0.2 + 0.1 + 0.1) ** 2] * 3, rel=1e-9)
+
+
+MORE = {"biclip": {"d": 0.01, "u": 0.5}, "clip": {}}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_may_have_a_schedule_over_steps(rule):
+    """With one step per round, start decay^t over steps is (start decay) decay^(t - 1) over rounds."""
+    rate = next(name for name in ("lr", "matrix_lr", "rule") if name in signature(resolve_entry(RULES[rule]))[1])
+
+    def trained(lr):
+        spec = {"name": rule, **MORE.get(rule, {}), rate: {"name": "sgd", "lr": lr} if rate == "rule" else lr}
+        plan = {"clients": 3, "cohort": 2, "rounds": 3, "local": {"steps": 1, "batch": 4}}
+        method = {"name": "fedavg", "rule": spec}
+        data = {
+            "workload": {"name": "digits", "model": "logistic"},
+            "method": method,
+            "federation": plan,
+            "engine": {"backend": "local", "dtype": "float64", "kernels": "torch"},
+            "tracking": {"uri": "none"},
+        }
+        return run(experiment(data)).model
+
+    over_steps = trained({"schedule": "exponential", "start": 0.2, "decay": 0.5, "over": "steps"})
+    over_rounds = trained({"schedule": "exponential", "start": 0.1, "decay": 0.5})
+    for name, value in over_steps.items():
+        torch.testing.assert_close(value, over_rounds[name], rtol=1e-12, atol=1e-12)
+
+
+LINEAR = {"schedule": "linear", "start": 0.1, "over": "steps"}
+
+
+@pytest.mark.parametrize(
+    ("method", "federation", "said"),
+    [
+        (
+            {"name": "fedavg", "rule": {"name": "sgd", "lr": LINEAR}},
+            {"local": {"epochs": 1}},
+            "a schedule over steps needs the same number of steps of all clients, got 1; give federation.local.steps",
+        ),
+        (
+            {"name": "fedavg", "rule": {"name": "sgd", "lr": LINEAR}},
+            {"pace": {"name": "buffered", "buffer": 2}},
+            "a schedule over steps counts the steps of all clients together.*give over: rounds",
+        ),
+        ({"name": "fedavg", "server_lr": LINEAR}, {}, r"method\.server_lr: .* numbers of the local rule alone"),
+        ({"name": "fedavg_m", "beta": LINEAR}, {}, r"method\.beta: .* numbers of the local rule alone"),
+        (
+            {"name": "fedavg", "rule": {"name": "sgd", "lr": {**LINEAR, "warmup": 10}}},
+            {},
+            r"method\.rule\.lr: schedule linear: 0 <= warmup < 6 must hold, the length of the schedule, got warmup=10",
+        ),
+    ],
+    ids=["epochs", "asynchronous", "server", "momentum", "warm-up"],
+)
+def test_schedules_over_steps_are_refused_where_they_have_no_meaning(method, federation, said):
+    given = {
+        "workload": "quadratic",
+        "method": method,
+        "federation": {**PLAN, **federation},
+        "tracking": {"uri": "none"},
+    }
+    with pytest.raises(ConfigError, match=said):
+        prepare(experiment({**given, **({"systems": {}} if "pace" in federation else {})}), "refused")

@@ -1,12 +1,29 @@
-"""Slow, independent DiLoCo with codes: AdamW inside, whose state clients keep, Nesterov's momentum outside.
+"""Schedules, and a slow, independent DiLoCo with codes: AdamW inside, whose state clients keep, Nesterov outside.
 
 `gradient(i, x)`: of client i at x; all vectors are float64 arrays. `code(v)`: what a vector decodes to; by default it
 is sent as it is. `sent(v)`: the places that are sent, for a mean over those that sent a place.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
+
+
+def factor(name, step, total, warmup=0, floor=0.0, decay=0, milestones=(), gamma=0.1):
+    """The factor of a rate in a step, from 1, of a run of `total` steps. wsd's name ends with its shape."""
+    if step <= warmup:
+        return step / warmup
+    if name == "step":
+        return gamma ** len([m for m in milestones if m < step])
+    if name.startswith("wsd"):
+        if step <= total - decay:
+            return 1.0
+        u, name = (step - (total - decay)) / decay, name.removeprefix("wsd_")
+    else:
+        u = (step - warmup) / (total - warmup)
+    fall = {"linear": 1 - u, "cosine": (1 + math.cos(math.pi * u)) / 2, "sqrt": 1 - math.sqrt(u)}[name]
+    return floor + (1 - floor) * fall
 
 
 class AdamW(NamedTuple):

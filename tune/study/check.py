@@ -136,7 +136,7 @@ def resolve(cell: Cell) -> None:
 def build_method(cell: Cell) -> None:
     run_spec = RunSpec.of("check", experiment(cell.data))
     assert run_spec.workload is not None
-    spec = schedules.resolve(run_spec.experiment.method, 1, run_spec.experiment.federation.rounds, "method")
+    spec = schedules.resolve(run_spec.experiment.method, 1, run_spec.experiment.federation.rounds, "method", True)
     built = run_spec.registry.build("METHODS", spec, "method")
     if isinstance(built, Deferred):
         try:

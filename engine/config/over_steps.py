@@ -1,0 +1,51 @@
+"""Which numbers of a method schedules over steps are for.
+
+The method is built with the peak of each schedule, and once more with half of it: the numbers in which the two differ
+are those of the schedule. Only the local rule may have them. It does nothing but local steps, whereas other parts of a
+method also use their numbers before the first step, after the last one or on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...algorithms.contract import Algorithm
+from ..errors import ConfigError
+from ..method_form.numbers import numbers
+from ..method_form.scheduled import Scheduled, StepNumbers
+from . import schedules
+
+RULE = "rule"
+"""The field of a method that has its local rule."""
+
+
+def scheduled(spec: Any, build: Callable[[Any], Algorithm], round: int, rounds: int, steps: int) -> Scheduled:
+    """The method of a specification with schedules over steps, in one round.
+
+    build: makes a method of a specification without schedules. steps: K.
+    """
+    found = [(keys, each) for keys, each in schedules.schedules_of(spec) if schedules.is_over_steps(each)]
+    method = build(schedules.resolve(spec, round, rounds, "method", peaks=True))
+    before, rows = numbers(method), {}
+    for keys, schedule in found:
+        path = ".".join(("method", *keys))
+        peak = schedules.peak(schedule, path)
+        other = schedules.resolve(replaced(spec, keys, peak / 2), round, rounds, "method", peaks=True)
+        halved = numbers(build(other))
+        changed = [at for at, value in before.items() if halved.get(at) != value]
+        if halved.keys() != before.keys() or any(before[at] != peak or RULE not in at for at in changed):
+            raise ConfigError(
+                f"{path}: a schedule over steps is for numbers of the local rule alone, and this one is used elsewhere;"
+                " give over: rounds"
+            )
+        row = schedules.numbers_over_steps(schedule, round, rounds, steps, path)
+        rows.update(dict.fromkeys(changed, row))
+    if not rows:
+        raise ConfigError(f"method: a schedule over steps changes nothing, got {found[0][1]}; leave it out")
+    return Scheduled(method, StepNumbers(rows))
+
+
+def replaced(spec: Any, keys: tuple[str, ...], value: float) -> Any:
+    """The specification with another value at the end of these keys."""
+    return {**spec, keys[0]: replaced(spec[keys[0]], keys[1:], value)} if keys else value
