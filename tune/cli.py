@@ -17,6 +17,7 @@ COMMANDS = {
     "attach": "Follow RUN to its end: the id or folder of a detached run, or the id of a job.",
     "bench": "Compare the speed of the engine on this machine with a plain two-process PyTorch loop.",
     "compare": "Compare the runs in these folders.",
+    "data": "Check the data sets that STUDY needs: what is missing, damaged or here in part, and all SHA-256.",
     "doctor": "Check versions on every node, placement of workers, storage, authentication and the MLflow store.",
     "fleet": "Print percentiles of the devices in the section `systems` of EXPERIMENT, and write them to files.",
     "fork": "Go on from a committed round of the run in DIRECTORY with other settings, as a run of its own.",

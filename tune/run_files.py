@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from ..engine.errors import ConfigError, type_and_first_line
 from ..engine.runs.saved_files import saved_config
 from ..engine.storage.plain_files import read_text, unusual_kind
+from ..workloads.files.roots import IN_PART
 
 Columns = dict[str, np.ndarray]
 """Column of rounds.parquet -> (R,) float64, nan where it was not measured."""
@@ -79,6 +80,11 @@ def privacy_spent(run: Path) -> str:
     """What the rounds of a private run cost, as its log says in one line; "" for a run without privacy."""
     found = next((text for text in reversed(log_texts(run)) if text.startswith("privacy: ") and "(spent" in text), "")
     return found.removeprefix("privacy: ").removesuffix(" (spent)")
+
+
+def data_in_part(run: Path) -> str:
+    """Which part of a published data set a run had, as its log says in one line; "" if it had all of it."""
+    return next((text.removeprefix(IN_PART) for text in log_texts(run) if text.startswith(IN_PART)), "")
 
 
 def versions_of(run: Path) -> str:

@@ -14,7 +14,16 @@ from ..engine.records.lineage import lineage_of
 from ..engine.storage.atomic_write import write
 from .page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, numbers, row_of, thinned
 from .page.html import render
-from .run_files import Columns, privacy_spent, read_columns, read_config, read_json, versions_of, why_unfinished
+from .run_files import (
+    Columns,
+    data_in_part,
+    privacy_spent,
+    read_columns,
+    read_config,
+    read_json,
+    versions_of,
+    why_unfinished,
+)
 from .units import duration, factor, is_share, shown, with_unit
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
@@ -66,6 +75,8 @@ def facts(config: dict[str, Any], folder: Path, result: dict[str, Any]) -> list[
         made.append(f"run {run_id}")
     if lineage := lineage_of(folder):
         made += lineage.sentences
+    if part := data_in_part(folder):
+        made.append(part)
     if versions := versions_of(folder):
         made.append(versions)
     if result:

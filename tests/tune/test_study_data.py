@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+import fedfleet
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.run_files import data_in_part
+from fedfleet.tune.run_report import write_run_report
 from fedfleet.tune.study.cells import cells
 from fedfleet.tune.study.data import with_files
 from fedfleet.tune.study.folder import StudyFolder
+from fedfleet.tune.study.kept_results import line_of, restore_line
 from fedfleet.tune.study.spec import Study, load
 from fedfleet.tune.study_run.runner import run_study
+from fedfleet.workloads.data.fashion_mnist import FashionMnist
+from tests.tune.commands import invoke
 
 SENTENCES = "sentence\tlabel\n" + "".join(f"good {n}\t1\nbad {n}\t0\n" for n in range(8))
 
@@ -100,3 +109,42 @@ def test_other_data_are_refused(root):
     with pytest.raises(ConfigError, match=r"run with another sst2/train\.tsv than is here .* give another folder"):
         run_study(study, root / "out", jobs=1, quiet=True)
     assert run_study(study, root / "other", jobs=1, quiet=True)[0].finished == 1
+
+
+# --- fedfleet data check ----------------------------------------------------------------------------------------------
+def test_the_data_sets_of_a_study_are_checked(root):
+    study_of(root, "one.txt")
+    done = invoke("data", "check", "study.yaml")
+    assert done.exit_code == 0, done.output
+    assert "sst2: in part: Sst2 has 16 of 67,349 training rows and 16 of 872 test rows" in done.output
+    assert f"in {root / 'sst2'}" in done.output
+    for name, path in {"sst2/train.tsv": "sst2/train.tsv", "word vectors": "one.txt"}.items():
+        assert re.search(rf"{name} +\d+ +{hashlib.sha256((root / path).read_bytes()).hexdigest()}", done.output)
+
+
+def test_a_missing_data_set_is_told(root):
+    study_of(root, "one.txt")
+    (root / "sst2/dev.tsv").unlink()
+    done = invoke("data", "check", "study.yaml")
+    assert done.exit_code == 1
+    assert f"sst2: not usable, looked for in {root}; sst2 needs SST-2/train.tsv" in done.output
+    assert invoke("data", "check", "demo").output == "digits: needs no files of data\n"
+
+
+def test_a_part_of_a_set_is_named_in_the_log_and_the_report(root):
+    config = cells(study_of(root, "one.txt"))[0].data
+    fedfleet.run(experiment(config), root / "run")
+    said = "Sst2 has 16 of 67,349 training rows and 16 of 872 test rows"
+    assert data_in_part(root / "run") == said
+    line = line_of(root / "run", set())
+    assert line is not None
+    restore_line(root / "again", line)
+    assert data_in_part(root / "again") == said
+    assert said in (write_run_report(root / "run")).read_text()
+
+
+@pytest.mark.parametrize(
+    ("rows", "complete"), [((60_000, 10_000), True), ((59_999, 10_000), False), ((60_000, 1), False)]
+)
+def test_a_part_is_less_of_either(rows, complete):
+    assert (FashionMnist().in_part(*rows) == "") is complete

@@ -102,6 +102,7 @@ def section(study: Study) -> str:
     listed, made = study.listed, study.measured
     unit = "AUC" if made.study.report.metric.endswith("auc") else "accuracy"
     about = [f"Command: `{listed.command}`; [the report]({listed.folder}/report.md).", listed.what]
+    about += [f"In part: {text}." for text in dict.fromkeys(line.get("in_part", "") for line in made.lines) if text]
     about.append(f"Settings were chosen {made.tuning}." if made.trials else "Nothing was tuned.")
     if published := bool(compared(study)):
         about.append(f"The difference is that of the {made.reported} from the published number.")

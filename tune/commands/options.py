@@ -83,7 +83,7 @@ class KeyedCommand(click.Command):
         if not any(one.name == "overrides" for one in self.params):
             return []
         known = list(keys(Experiment))
-        if self.name == "study":
+        if self.name in ("study", "data"):
             known = [*keys(Study), *(f"experiment.{key}" for key in known)]
         elif self.name == "search":
             known += [f"search.{key}" for key in keys(SearchSettings)]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import units
-from ..run_files import column, privacy_spent, read_table, versions_of
+from ..run_files import column, data_in_part, privacy_spent, read_table, versions_of
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
@@ -249,6 +249,7 @@ def facts(folder: StudyFolder, cells: list[Cell]) -> Iterator[str]:
         yield f"{found[0]} {what}" if len(found) == 1 else f"{found[0]} to {found[-1]} {what}"
     seeds = len({cell.seed for cell in cells})
     yield f"{seeds} seed{'s' if seeds > 1 else ''}"
+    yield from dict.fromkeys(filter(None, (data_in_part(folder.of(cell)) for cell in cells)))
     yield from islice(filter(None, (versions_of(folder.of(cell)) for cell in cells)), 1)
 
 

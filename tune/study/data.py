@@ -14,22 +14,28 @@ from ...engine.errors import ConfigError
 from ...engine.run_spec import RunSpec
 from ...engine.runs.environment import digests
 from ...engine.user_code import plugin_errors
+from ...workloads.workload import Workload
 from ..run_files import read_json
 from .cells import first_values, levels, planned, trials
 from .folder import OVER, StudyFolder
 from .spec import Study
 
 
-def workloads(study: Study) -> Iterator[tuple[dict[str, Any], Mapping[str, Path]]]:
-    """(settings of an experiment, the files that its workload reads) of each different workload of a study."""
+def workloads(study: Study) -> Iterator[tuple[dict[str, Any], Workload]]:
+    """(settings of an experiment, its workload) of each different workload of a study."""
     found = dict[str, dict[str, Any]]()
     for _, at in levels(study):
         for method in study.methods:
             data = first_values(planned(study, method, at, study.seeds[0]))
             found.setdefault(key_of(data), data)
     for data in found.values():
-        with plugin_errors("experiment.workload"):
-            yield data, RunSpec.of("data", experiment(data)).workload.data_files()
+        yield data, RunSpec.of("data", experiment(data)).workload
+
+
+def files_of(workload: Workload) -> Mapping[str, Path]:
+    """The files that a workload reads. Raises ConfigError if they are not here."""
+    with plugin_errors("experiment.workload"):
+        return workload.data_files()
 
 
 def key_of(data: dict[str, Any]) -> str:
@@ -40,8 +46,8 @@ def key_of(data: dict[str, Any]) -> str:
 def with_files(study: Study) -> Study:
     """The study with the digests of the files that settings of its workloads name."""
     named = dict[str, str]()
-    for data, files in workloads(study):
-        paths = set(files.values())
+    for data, workload in workloads(study):
+        paths = set(files_of(workload).values())
         for text in flatten({"workload": data.get("workload")}).values():
             if isinstance(text, str) and (path := Path(text).expanduser()) in paths:
                 named.update(dict.fromkeys([text], *digests({text: path}).values()))
@@ -53,7 +59,7 @@ def refuse_other_data(folder: StudyFolder, study: Study) -> None:
 
     Only files of the same names are compared, since a set may be here packed and have been unpacked there.
     """
-    here = {key_of(data): digests(files) for data, files in workloads(study)}
+    here = {key_of(data): digests(files_of(workload)) for data, workload in workloads(study)}
     for cell in (*trials(study), *folder.cells()):
         own = here.get(key_of(cell.data), {})
         recorded = read_json(folder.of(cell) / "environment.json").get("data") if folder.status(cell) in OVER else None

@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text
-from ..run_files import Columns, column_names, privacy_spent, read_columns, read_json
+from ...workloads.files.roots import IN_PART
+from ..run_files import Columns, column_names, data_in_part, privacy_spent, read_columns, read_json
 
 NAME = "cells.jsonl"
 ADDED_UP = ("comm/bytes_down", "comm/bytes_up", "time/seconds", "client/count")
@@ -69,6 +70,7 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
         return None
     config = run / "config.yaml"
     try:
+        part = data_in_part(run)
         return {
             "key": run.name,
             "config": read_text(config) if config.is_file() else "",
@@ -76,6 +78,7 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
             "failure": failure,
             "environment": read_json(run / "environment.json"),
             "privacy": privacy_spent(run),
+            **({"in_part": part} if part else {}),
             "rows": rows_of(read_columns(run), metrics),
         }
     except (ConfigError, ValueError, OSError):
@@ -166,6 +169,7 @@ def parsed(text: str) -> Line | None:
         mappings, texts = ("result", "failure", "environment", "rows"), ("config", "privacy")
         good = line["key"].isalnum() and all(isinstance(line[part], dict) for part in mappings)
         good = good and all(isinstance(line[part], str) for part in texts)
+        good = good and isinstance(line.get("in_part", ""), str)
         good = good and all(map(are_numbers, line["rows"].values()))
         good = good and len({len(values) for values in line["rows"].values()}) <= 1
         good = good and (not line["rows"] or set(NEEDED) <= set(line["rows"]))
@@ -188,8 +192,10 @@ def restore_line(place: Path, line: Line) -> None:
         )
     if line.get("config"):
         write(place / "config.yaml", line["config"])
-    if line.get("privacy"):
-        write(place / "run.log", f"restored privacy: {line['privacy']} (spent)\n")
+    log = [f"restored privacy: {line['privacy']} (spent)\n"] if line.get("privacy") else []
+    log += [f"restored {IN_PART}{line['in_part']}\n"] if line.get("in_part") else []
+    if log:
+        write(place / "run.log", "".join(log))
     for name in ("environment", "failure", "result"):  # a run is over as soon as its result is there, so it comes last
         if line.get(name):
             write(place / f"{name}.json", json.dumps(line[name]) + "\n")

@@ -82,6 +82,7 @@ class Cifar10(Augmented):
     folder: ClassVar[str] = "cifar10"
     fetch: ClassVar[str] = "torchvision.datasets.CIFAR10(root, download=True) fetches them"
     classes: ClassVar[int] = 10
+    full_rows: ClassVar[tuple[int, int] | None] = (50_000, 10_000)
     shape: ClassVar[tuple[int, ...]] = SHAPE
     mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
     std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
@@ -101,6 +102,7 @@ class Cifar100(Augmented):
     folder: ClassVar[str] = "cifar100"
     fetch: ClassVar[str] = "torchvision.datasets.CIFAR100(root, download=True) fetches them"
     classes: ClassVar[int] = 100
+    full_rows: ClassVar[tuple[int, int] | None] = (50_000, 10_000)
     shape: ClassVar[tuple[int, ...]] = SHAPE
     mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
     std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)

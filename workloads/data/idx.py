@@ -133,6 +133,7 @@ class Idx(Published):
 
     published: ClassVar[IdxSet]
     classes: ClassVar[int] = 10
+    full_rows: ClassVar[tuple[int, int] | None] = (60_000, 10_000)
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
 
     def check_files(self) -> None:

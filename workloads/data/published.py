@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from .. import counted
 from ..classification import Classification
-from ..workload import Columns
+from ..files.roots import IN_PART
+from ..workload import Columns, note
 
 EACH = 8
 """Rows of a synthetic natural client (writer, role or user)."""
@@ -29,6 +31,9 @@ class Published(Classification):
     data_root: str | None = None
     stand_in: int = 0
 
+    full_rows: ClassVar[tuple[int, int] | None] = None
+    """The (training, test) rows of the published set; None if it has no fixed number."""
+
     def check(self) -> None:
         super().check()
         if self.stand_in < 0:
@@ -37,9 +42,20 @@ class Published(Classification):
             self.check_files()
 
     def load(self) -> tuple[Columns, Columns]:
-        if not self.stand_in:
-            return self.from_files()
-        return self.made_up(self.stand_in, "train"), self.made_up(-(-self.stand_in // 4), "test")
+        if self.stand_in:
+            return self.made_up(self.stand_in, "train"), self.made_up(-(-self.stand_in // 4), "test")
+        train, test = self.from_files()
+        if said := self.in_part(len(train["label"]), len(test["label"])):
+            note(f"{IN_PART}{said}")
+        return train, test
+
+    def in_part(self, train: int, test: int) -> str:
+        """A sentence on files with so many training and test rows if they are a part of the set, else ""."""
+        counts = [*zip((train, test), self.full_rows or (0, 0), ("training", "test"), strict=True)]
+        if all(rows >= full for rows, full, _ in counts):
+            return ""
+        told = " and ".join(f"{rows:,} of {full:,} {part} rows" for rows, full, part in counts)
+        return f"{type(self).__name__} has {told}"
 
     @abstractmethod
     def check_files(self) -> None:

@@ -71,6 +71,7 @@ class Sst2(Text):
     folder: ClassVar[str] = "sst2"
     fetch: ClassVar[str] = "GLUE's SST-2.zip has them"
     classes: ClassVar[int] = 2
+    full_rows: ClassVar[tuple[int, int] | None] = (67_349, 872)
 
     def layouts(self) -> tuple[Layout, ...]:
         return tuple(Layout((f"{top}train.tsv",), (f"{top}dev.tsv",), glue) for top in ("SST-2/", ""))
@@ -88,6 +89,7 @@ class Sentiment140(Text):
     folder: ClassVar[str] = "sentiment140"
     fetch: ClassVar[str] = "http://help.sentiment140.com has them"
     classes: ClassVar[int] = 2
+    full_rows: ClassVar[tuple[int, int] | None] = (1_600_000, 359)
 
     def layouts(self) -> tuple[Layout, ...]:
         trains = ("training.1600000.processed.noemoticon.csv", "train*.csv")
@@ -145,3 +147,5 @@ class Imdb(ParquetText):
     """IMDB film reviews. They have no natural clients."""
 
     folder: str = "imdb"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    full_rows: ClassVar[tuple[int, int] | None] = (25_000, 25_000)

@@ -41,6 +41,7 @@ class Svhn(Augmented):
     folder: ClassVar[str] = "svhn"
     fetch: ClassVar[str] = "torchvision.datasets.SVHN(root, split, download=True) fetches them"
     classes: ClassVar[int] = 10
+    full_rows: ClassVar[tuple[int, int] | None] = (73_257, 26_032)
     shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
     mean: ClassVar[tuple[float, ...]] = (0.4496, 0.4496, 0.4496)
     std: ClassVar[tuple[float, ...]] = (0.1995, 0.1995, 0.1995)

@@ -54,6 +54,7 @@ class TinyImagenet(Augmented):
     folder: ClassVar[str] = "tiny_imagenet"
     fetch: ClassVar[str] = "unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip there"
     classes: ClassVar[int] = 200
+    full_rows: ClassVar[tuple[int, int] | None] = (100_000, 10_000)
     shape: ClassVar[tuple[int, ...]] = SHAPE
     mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
     std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+IN_PART = "in part: "
+"""What the line of the log begins with that says which part of a data set a run had."""
+
 
 class Layout(NamedTuple):
     """One form in which a data set is published.

@@ -8,7 +8,9 @@ the dual tensors, and needs no min-max code.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -68,6 +70,9 @@ class OverClassification(MinMax):
 
     def check(self) -> None:
         self.of.check()
+
+    def data_files(self) -> Mapping[str, Path]:
+        return self.of.data_files()
 
     def split(self, seed: int, clients: int) -> Split:
         return self.of.split(seed, clients)
