@@ -88,6 +88,14 @@ class Known(NamedTuple):
     value: Any
 
 
+class Constant(NamedTuple):
+    """A part of the broadcast that never changes and that every client has before its first round, such as the model
+    before round 1, which follows from the seed. It counts as no traffic, and a client need not follow broadcasts to
+    have it."""
+
+    value: Any
+
+
 class Message(NamedTuple):
     """What one client sends. The engine adds up the decoded messages of the cohort and divides, field by field.
 

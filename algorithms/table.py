@@ -64,6 +64,8 @@ METHODS = _methods(
     ),
     ("feddyn", "a proximal term that moves with the client", "Acar et al. 2021", "1 | 1 | 1 | 1"),
     ("feddc", "FedDyn with control variates", "Gao et al. 2022", "2 | 2 | 2 | 1"),
+    ("fedadmm", "models and dual variables stay on the clients", "Gong et al. 2022", "2 | 1 | 1 | 1"),
+    ("mifa", "the server uses the last update of every client", "Gu et al. 2021", "1 | 1 | 1 | 1"),
     ("fedcm", "local steps along the cohort's last mean gradient", "Xu et al. 2021", "0 | 2 | 1 + scalar | 1"),
     ("fedsam", "local steps towards flat minima; FedASAM", "Qu et al. 2022", "0 | 1 | 1 | 2"),
     ("mofedsam", "FedSAM along a momentum that all clients share", "Qu et al. 2022", "0 | 2 | 1 + scalar | 2"),

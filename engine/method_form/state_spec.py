@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm, Known, Message, Server
+from ...algorithms.contract import Algorithm, Constant, Known, Message, Server
 from ...algorithms.tree import Tree
 from .batch_norm import WithBuffers
 
@@ -82,7 +82,8 @@ class StateSpec:
     @cached_property
     def kept(self) -> int:
         """Bytes that one client keeps between rounds, including what it knows from all earlier broadcasts."""
-        return byte_count(self.client) + byte_count(self.public) - byte_count(without_known(self.public))
+        followed = byte_count(self.public) - byte_count(without(self.public, Known))
+        return byte_count(self.client) + followed
 
     @property
     def weighted(self) -> list[bool]:
@@ -115,11 +116,16 @@ class StateSpec:
 
 def without_known(public: Any) -> Any:
     """The part of a public state that is broadcast: without what every client already knows."""
+    return without(public, Known, Constant)
 
-    def known(part: Any) -> bool:
-        return isinstance(part, Known)
 
-    return pytree.tree_map(lambda part: () if known(part) else part, public, is_leaf=known)
+def without(public: Any, *kinds: type) -> Any:
+    """A public state in which () stands for the parts of these kinds."""
+
+    def left_out(part: Any) -> bool:
+        return isinstance(part, kinds)
+
+    return pytree.tree_map(lambda part: () if left_out(part) else part, public, is_leaf=left_out)
 
 
 def byte_count(state: Any) -> int:

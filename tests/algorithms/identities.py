@@ -47,6 +47,7 @@ def partial_with(count: int) -> tuple[list[list[int]], dict[tuple[int, int], int
 PARTIAL = Where("cohorts of 3 of 5 clients, 1 to 4 local steps", Quadratic(), partial())
 ONE_STEP = Where("cohorts of 3 of 5 clients, one local step", Quadratic(), partial_with(1))
 EVEN = Where("cohorts of 3 of 5 clients, 3 local steps", Quadratic(), partial_with(3))
+ALL = Where("all 5 clients, 3 local steps", Quadratic(), everyone(5, 6, 3))
 ALL_ONE_STEP = Where("all 5 clients, one local step", Quadratic(), everyone(5, 6, 1))
 FIRST_ROUND = Where("the first round of all 5 clients, 4 local steps", Quadratic(), everyone(5, 1, 4))
 ONE_CLIENT = Where("one client, 3 local steps", Quadratic(clients=1), everyone(1, 6, 3))
@@ -316,6 +317,32 @@ TABLE = [
         )
         for name in ("feddyn", "feddc")
         for rule in (SGD, ADAM)
+    ),
+    SameMethod(
+        f"{{name: fedadmm, rule: {SGD}, rho: 0.4, server_lr: 0.5}}",
+        f"{{name: fedprox, rule: {SGD}, mu: 0.4}}",
+        FIRST_ROUND,
+        exact=True,
+        why="In the first round all dual variables are zero, and the message is twice the displacement.",
+    ),
+    SameMethod(
+        "{name: feddyn, alpha: 0.4}",
+        "{name: fedadmm, rho: 0.4, begin: server}",
+        ALL,
+        exact=False,
+        why="With all clients the server's model is the mean of w_i + p_i / rho, and p_i = alpha d_i.",
+        apart=PARTIAL,
+    ),
+    *(
+        SameMethod(
+            f"{{name: mifa, rule: {SGD}, over: {over}}}",
+            f"{{name: fedavg, rule: {SGD}}}",
+            ALL,
+            exact=False,
+            why="With all clients in every round nobody's last update is older.",
+            apart=PARTIAL,
+        )
+        for over in ("all", "seen")
     ),
     *(
         SameMethod(

@@ -67,7 +67,11 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 """A value other than the default for each argument that is not a choice. It lies in the range of every method."""
 
-OWN: dict[tuple[str, str], Any] = {("fedmud_bkd_f", "ratio"): 0.2, ("fedpara", "ratio"): 0.3}
+OWN: dict[tuple[str, str], Any] = {
+    ("fedmud_bkd_f", "ratio"): 0.2,
+    ("fedpara", "ratio"): 0.3,
+    ("mifa", "rule"): {"name": "sgd", "lr": 0.04},
+}
 """The same for single methods."""
 
 UNLESS_GIVEN = {

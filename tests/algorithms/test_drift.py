@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedfleet.algorithms.fedadmm import fedadmm
 from fedfleet.algorithms.feddc import feddc
 from fedfleet.algorithms.feddyn import feddyn
+from fedfleet.algorithms.mifa import mifa
 from fedfleet.algorithms.parts.rules import Adam, Sgd
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
@@ -18,6 +20,7 @@ from tests.algorithms.driver import run, tree
 from tests.algorithms.golden import CASES, PROBLEM, equal
 from tests.algorithms.identities import ROUNDING
 from tests.algorithms.problems import Quadratic, everyone, partial
+from tests.algorithms.test_global_rates import by_rounds
 from tests.algorithms.test_momenta import COHORTS, PROBLEMS, STEPS, agree, slow
 from tests.reference import drift as reference
 from tests.reference import rules
@@ -118,8 +121,98 @@ def test_a_weight_of_zero_is_refused(method):
         method(alpha=0.0)
 
 
+# --- FedADMM ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["fedadmm", "fedadmm, over all, message of the code"])
+def test_golden_values_of_fedadmm(name):
+    case = CASES[name]
+    options = {key: value for key, value in case.settings.items() if key not in ("lr", "rho")}
+    path = case.slow(reference.fedadmm, rules.Sgd(0.1), 0.5, **options)
+    result = run(fedadmm(Sgd(0.1), 0.5, **options), PROBLEM, *case.timetable)
+    same_x(result, path, case)
+    for i, kept in rows(case):
+        for own in (result.clients[-1][i]._asdict(), path.own[-1][i]):
+            equal(own["w"], kept["w"])
+            equal(own["p"], kept["p"])
+
+
+@problems
+@plain_and_adam
+@pytest.mark.parametrize("over", ["cohort", "all"])
+@pytest.mark.parametrize(("begin", "message"), [("own", "augmented"), ("server", "augmented"), ("own", "twice")])
+def test_fedadmm(problem, fast, plain, over, begin, message):
+    options = {"over": over, "begin": begin, "message": message}
+    result = run(fedadmm(fast, 0.4, 0.7, **options), problem, COHORTS, STEPS)
+    path = slow(reference.fedadmm, problem, plain, 0.4, 0.7, **options)
+    for part in ("w", "p"):
+        own = [[o[part] for o in own] for own in path.own]
+        agree(result, path._replace(own=own), {}, lambda client, part=part: getattr(client, part))
+
+
+def test_x_is_the_mean_of_the_augmented_models():
+    """Over all clients, of whom those that never took part count with the model before round 1."""
+    result = run(fedadmm(Sgd(0.1), 0.4, over="all"), Quadratic(), *partial(rounds=12))
+    for server, clients in zip(result.servers, result.clients, strict=True):
+        mean = torch.stack([(client.w.flat + client.p.flat / 0.4) for client in clients]).mean(0)
+        torch.testing.assert_close(server.public.x.flat, mean, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("begin", ["own", "server"])
+def test_fedadmm_rests_at_the_optimum(begin):
+    np.testing.assert_allclose(rest(fedadmm(Sgd(0.1), 0.5, begin=begin)), SMALL.optimum, rtol=0, atol=1e-10)
+
+
+def test_the_codes_message_with_the_papers_start_rests_elsewhere():
+    x = rest(fedadmm(Sgd(0.1), 0.5, message="twice"), 800)
+    assert np.linalg.norm(x - SMALL.optimum) > 1e-3
+
+
+# --- MIFA -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["mifa", "mifa, over those seen"])
+def test_golden_values_of_mifa(name):
+    case = CASES[name]
+    over = case.settings.get("over", "all")
+    path = case.slow(reference.mifa, 0.1, over)
+    result = run(mifa(Sgd(0.1), over), PROBLEM, *case.timetable)
+    same_x(result, path, case)
+    for i, kept in rows(case):
+        equal(path.own[-1][i], kept["G"])
+        equal(result.clients[-1][i].own.update, kept["G"])
+
+
+def test_golden_values_of_mifa_with_a_schedule():
+    """The first round has all clients, and the step size falls."""
+    case = CASES["mifa, first round of all, decaying rate"]
+    case = case._replace(cohorts=[[0, 1, 2, 3], *case.cohorts[1:]])
+    path = case.slow(reference.mifa, case.settings["lr"])
+    models = by_rounds([mifa(Sgd(lr)) for lr in case.settings["lr"]], PROBLEM, *case.timetable)
+    for model, x, expected in zip(models, path.x, case.expected["x"], strict=True):
+        equal(x, expected)
+        equal(model, expected)
+    for i, kept in rows(case):
+        equal(path.own[-1][i], kept["G"])
+
+
+@problems
+@pytest.mark.parametrize("over", ["all", "seen"])
+def test_mifa(problem, over):
+    result = run(mifa(Sgd(0.1), over), problem, COHORTS, STEPS)
+    agree(result, slow(reference.mifa, problem, 0.1, over), {}, lambda client: client.own.update)
+
+
+def test_the_server_has_the_mean_of_the_last_updates():
+    result = run(mifa(Sgd(0.1)), Quadratic(), *partial(rounds=12))
+    for server, clients in zip(result.servers, result.clients, strict=True):
+        own = torch.stack([client.own.update.flat for client in clients]).mean(0)
+        torch.testing.assert_close(server.private.mean.flat, own, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_mifa_needs_plain_descent():
+    with pytest.raises(ValueError, match=r"^rule must be plain descent, .* mifa divides .*, got adam; choose sgd$"):
+        mifa(Adam())
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["feddyn", "feddc"])
+@pytest.mark.parametrize("name", ["feddyn", "feddc", "mifa"])
 def test_no_asynchronous_form(name):
     """With the versions of the model mixed, the server's sum would not be the mean of the clients' sums."""
     pace = {"name": "buffered", "buffer": 2}
