@@ -8,15 +8,20 @@ one for each group of parameters, see `groups`; norms are then those of each gro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..local import Rule
-from ..tree import Tree
-from .checks import fraction, nonnegative, nonzero, one_of, positive
+from ..tree import Layout, Tree
+from .checks import fraction, nonnegative, nonzero, one_of, positive, refuse
 from .groups import Number, PerGroup
+
+DecayOn = Literal["all", "matrices"]
+"""The tensors that decay."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +66,38 @@ class Moments(NamedTuple):
     count: Tensor  # (), steps taken
 
 
+@lru_cache(maxsize=8)
+def decayed_places(layout: Layout, no_decay: tuple[str, ...], device: torch.device) -> Tensor:
+    """(P,) bool: the numbers of tensors with two axes or more whose names match no pattern of `no_decay`."""
+    each = zip(layout.names, layout.shapes, layout.sizes, strict=True)
+    decays = [(len(shape) >= 2 and not any(fnmatchcase(name, p) for p in no_decay), n) for name, shape, n in each]
+    return torch.cat([torch.full((n,), decay, device=device) for decay, n in decays])
+
+
 @dataclass(frozen=True)
 class Adam(Rule):
-    """Adam with bias correction, the counter starting at 1; `weight_decay` is decoupled (AdamW)."""
+    """Adam with bias correction, the counter starting at 1; `weight_decay` is decoupled (AdamW).
+
+    `decay_on`: all tensors decay, or those with two axes or more (matrices), embeddings included, as language models
+    are trained; `no_decay`: with matrices, patterns, * and ? as in file names, of tensors that do not decay.
+    """
 
     lr: Number = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decay_on: DecayOn = "all"
+    no_decay: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         positive(lr=self.lr, eps=self.eps)
         nonnegative(weight_decay=self.weight_decay)
         fraction(beta1=self.betas[0], beta2=self.betas[1])
+        one_of("all", "matrices", decay_on=self.decay_on)
+        if self.decay_on == "all":
+            refuse({"no_decay": self.no_decay or None}, "all tensors decay", "leave it out, or give decay_on: matrices")
+        elif not nonzero(self.weight_decay):
+            refuse({"decay_on": self.decay_on}, "weight_decay is 0", "leave it out, or give a weight_decay")
 
     def init(self, x: Tree) -> Moments:
         return Moments(x.zeros(), x.zeros(), x.flat.new_zeros(()))
@@ -84,8 +108,15 @@ class Adam(Rule):
         first, second = state.first.lerp(v, 1 - b1), state.second.lerp(v * v, 1 - b2)
         scale = second.flat.sqrt() / (1 - b2**count).sqrt() + self.eps
         move = first.flat / (1 - b1**count) / scale
-        y = y * (1 - self.lr * self.weight_decay) if nonzero(self.weight_decay) else y
+        y = self._decayed(y) if nonzero(self.weight_decay) else y
         return y.add(Tree(move, y.layout), -self.lr), Moments(first, second, count)
+
+    def _decayed(self, y: Tree) -> Tree:
+        decayed = y * (1 - self.lr * self.weight_decay)
+        if self.decay_on == "all":
+            return decayed
+        places = decayed_places(y.layout, self.no_decay, y.flat.device)
+        return Tree(torch.where(places, decayed.flat, y.flat), y.layout)
 
 
 @dataclass(frozen=True)
@@ -160,6 +191,9 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.01,
+    decay_on: DecayOn = "all",
+    no_decay: tuple[str, ...] = (),
 ) -> Adam:
-    """Adam with decoupled weight decay, 0.01 unless given."""
-    return Adam(lr, betas, eps, weight_decay)
+    """Adam with decoupled weight decay, 0.01 unless given. decay_on: all tensors decay, or those with two axes or more
+    (matrices); no_decay: with matrices, patterns, * and ? as in file names, of tensors that do not decay."""
+    return Adam(lr, betas, eps, weight_decay, decay_on, no_decay)

@@ -1,6 +1,9 @@
 """Local rules: they have the bits of torch.optim, many clients at once give the same as one at a time, layer scales,
 and settings that are refused."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from fedfleet.algorithms.parts.muon import NewtonSchulz, Spectral, Svd, as_matri
 from fedfleet.algorithms.parts.rules import Adam, Averaged, Clip, Momentum, Normalised, Sgd, adamw
 from fedfleet.algorithms.tree import Tree
 from tests.algorithms.problems import SHAPES
+from tests.reference import low_communication
 
 torch.set_num_threads(1)
 TORCH = {"jordan": "original", "moonlight": "match_rms_adamw"}
@@ -78,8 +82,51 @@ def test_rules_are_torchs(name, dtype, tolerance):
         torch.testing.assert_close(ours[leaf_name], leaf.data, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("no_decay", [(), ("V", "ker*")])
+def test_decay_on_matrices_is_that_of_groups_of_parameters(no_decay):
+    """torch's way to let vectors, and tensors with these names, alone."""
+    x, gradients = random_tree(0), [random_tree(s) for s in range(1, 21)]
+    leaves = {name: torch.nn.Parameter(leaf.clone()) for name, leaf in x.items()}
+    kept = {"b", "V", "kernel"} if no_decay else {"b"}
+    groups = [
+        {"params": [leaf for name, leaf in leaves.items() if (name in kept) == decayless], "weight_decay": decay}
+        for decayless, decay in ((False, 0.3), (True, 0.0))
+    ]
+    torch_walk(torch.optim.AdamW(groups, lr=0.01), leaves, gradients)
+    ours = walk(adamw(0.01, weight_decay=0.3, decay_on="matrices", no_decay=no_decay), x, gradients)
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(ours[name], leaf.data, rtol=1e-13, atol=1e-13)
+
+
+def test_golden_values_of_decay_on_matrices():
+    """The first two numbers are a matrix and the others a vector; the step sizes follow a cosine after a warm-up."""
+    golden = json.loads((Path(low_communication.__file__).parent / "low_communication.json").read_text())
+    h, c = (torch.tensor(golden["diloco"][name][0], dtype=torch.float64) for name in "hc")
+    y = Tree.of({"matrix": torch.full((1, 2), 2.0).double(), "vector": torch.full((2,), 2.0).double()})
+    state = None
+    for step, expected in enumerate(golden["adamw_decay_on_the_first_two_cosine_warmup2_T5_y0_all_2"], 1):
+        lr = 0.3 * low_communication.factor("cosine", step, 5, 2, 0.1)
+        rule = Clip(adamw(lr, (0.9, 0.95), 0.5, 0.1, "matrices"), 1.0)
+        y, state = rule.step(y, Tree(h * (y.flat - c), y.layout), rule.init(y) if state is None else state)
+        torch.testing.assert_close(y.flat, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"no_decay": ("*embed*",)}, "no_decay has no effect here, .* all tensors decay"),
+        ({"decay_on": "matrices", "weight_decay": 0.0}, "decay_on has no effect here, .* weight_decay is 0"),
+        ({"decay_on": "vectors"}, "decay_on must be all or matrices, got 'vectors'"),
+    ],
+)
+def test_decay_is_refused_where_it_can_have_no_effect(given, said):
+    with pytest.raises(ValueError, match=said):
+        adamw(**given)
+
+
 RULES = {
     "sgd": Sgd(0.1),
+    "adamw, matrices": adamw(0.1, weight_decay=0.2, decay_on="matrices"),
     "momentum": Momentum(0.1),
     "nesterov": Momentum(0.1, nesterov=True),
     "adam": Adam(0.1),
@@ -128,7 +175,7 @@ def test_state_keeps_structure_shapes_and_types(name):
 def test_a_zero_direction_does_not_move(name):
     """A zero direction gives neither a move nor NaN, except for weight decay."""
     rule, x = RULES[name], random_tree(0)
-    if name not in ("adamw", "muon, adam on vectors"):
+    if name not in ("adamw", "adamw, matrices", "muon, adam on vectors"):
         assert torch.equal(walk(rule, x, [x.zeros()] * 2).flat, x.flat)
     assert walk(rule, x, [x.zeros()]).flat.isfinite().all()
 

@@ -65,6 +65,8 @@ ARGUMENTS = {
     "betas": "the weights of the old first and second moment",
     "eps": "the number that is added to a denominator",
     "weight_decay": "the factor of decoupled weight decay",
+    "decay_on": "the tensors that decay: `all`, or those with two axes or more (`matrices`), embeddings included",
+    "no_decay": "names, `*` and `?` as in file names, of tensors that do not decay, with `decay_on: matrices`",
     "matrix_lr": "the step size of matrices",
     "vector_lr": "the step size of everything that is not a matrix, or a rule for it",
     "rule": "the rule that is wrapped",
