@@ -28,9 +28,9 @@ from .contract import Client, Local, Message, Public, Round, Server
 from .fedavg import Plain
 from .local import LocalMethod, Rule
 from .parts.checks import one_of
+from .parts.groups import Number
 from .parts.rules import Sgd
 from .parts.servers import Mean
-from .parts.shared_momentum import step_size
 from .tree import Tree
 
 
@@ -50,8 +50,10 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Mifa(LocalMethod):
-    """FedAvg's local training; the messages are changes of G_i, and the server steps along the mean of all G_i."""
+    """FedAvg's local training; the messages are changes of G_i, and the server steps along the mean of all G_i. `lr`:
+    the rule's, which the server and the end of a visit need too."""
 
+    lr: Number = 0.1
     over: Literal["all", "seen"] = "all"
     weighted = False
     stale = "the changes that are added up must be of the clients' last messages"
@@ -71,7 +73,7 @@ class Mifa(LocalMethod):
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         message, kept = super().client_finish(public, client, local)
-        update, before = message.delta / -step_size(self.rule), client.own
+        update, before = message.delta / -self.lr, client.own
         first = 1 - before.seen if self.over == "seen" else ()
         own = Own(update, torch.ones_like(before.seen) if self.over == "seen" else ())
         return message._replace(delta=update - before.update, sent=first), kept._replace(own=own)
@@ -82,7 +84,7 @@ class Mifa(LocalMethod):
         if self.over == "seen":
             seen = seen + (mean.sent * round.cohort).round()
             share = round.clients / seen
-        x = server.public.x.add(new, -step_size(self.rule) * share)
+        x = server.public.x.add(new, -self.lr * share)
         return Server(server.public._replace(x=x), Memory(new, seen))
 
 
@@ -94,4 +96,4 @@ def mifa(rule: Rule = Sgd(0.1), over: Literal["all", "seen"] = "all") -> Mifa:
             "rule must be plain descent, by whose step size mifa divides displacements, got "
             f"{type(rule).__name__.lower()}; choose sgd"
         )
-    return Mifa(rule, Plain(), Mean(), over=over)
+    return Mifa(rule, Plain(), Mean(), lr=rule.lr, over=over)

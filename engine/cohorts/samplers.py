@@ -93,6 +93,8 @@ class Sampler(ABC):
     """Whether a draw can have spare clients."""
     has_probabilities: ClassVar[bool] = True
     """Whether the expected number of times that a client is drawn is known."""
+    sets_weights: ClassVar[bool] = False
+    """Whether the weights of the mean are what the sampler is for, so that it needs a method with client weights."""
 
     @property
     def needs_rms(self) -> bool:

@@ -54,5 +54,8 @@ SAMPLERS = {
     "weighted": Entry(_SAMPLERS + "WeightedSampler", "S clients in proportion to their numbers of examples"),
     "cyclic": Entry(_SAMPLERS + "CyclicSampler", "the next S clients of an order"),
     "power_of_choice": Entry(_SAMPLERS + "PowerOfChoice", "those of d candidates with the largest losses"),
+    "agnostic": Entry(
+        "fedfleet.engine.cohorts.agnostic:Agnostic", "weights that move towards clients or groups with large losses"
+    ),
     "oort": Entry("fedfleet.engine.cohorts.oort:Oort", "clients with large losses and short durations"),
 }

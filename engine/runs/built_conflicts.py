@@ -133,6 +133,11 @@ SAMPLING = rows(
         lambda b: b.experiment.federation.mean == "unbiased" and not b.run_spec.sampler.has_probabilities,
     ),
     (
+        *("federation.sampler", "method", "the sampler sets the weights of the mean, and the method's means are plain"),
+        "choose another sampler or method",
+        lambda b: b.run_spec.sampler.sets_weights and not b.method.weighted,
+    ),
+    (
         *("federation.pace.select", "federation.sampler", "must be 1, since the sampler gives no spare clients"),
         "lower it",
         lambda b: isinstance(b.pace, Pace) and b.pace.select > 1 and not b.run_spec.sampler.gives_spares,

@@ -111,10 +111,17 @@ class Regression:
     def start(self):
         return {"out.weight": np.array([self.at[:2]]), "out.bias": np.array(self.at[2:])}
 
-    def gradient(self, i, x, r, k):
+    def wrong(self, i, x):
+        """(features (n, 2) of client i, prediction - target (n,))."""
         *features, target = np.array(self.rows[i], dtype=np.float64).T
         features = np.stack(features, 1)
-        wrong = features @ x["out.weight"][0] + x["out.bias"][0] - target
+        return features, features @ x["out.weight"][0] + x["out.bias"][0] - target
+
+    def loss(self, i, x):
+        return float((self.wrong(i, x)[1] ** 2).mean() / 2)
+
+    def gradient(self, i, x, r, k):
+        features, wrong = self.wrong(i, x)
         return {"out.weight": wrong[None] @ features / len(wrong), "out.bias": wrong.mean(keepdims=True)}
 
 

@@ -101,6 +101,10 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("attack", "method", ["method=fednova", ATTACK]),
     ("aggregate", "method", ["method=fednova", RULE]),
     ("workload", "method", ["method=fednova", "workload={name: digits, model: {name: resnet18, norm: batch}}"]),
+    (
+        *("federation.sampler", "method"),
+        ["method=fedavg_m", "federation.sampler=agnostic", "federation.cohort=10"],
+    ),
     ("federation.pace.name", "method", [ASYNCHRONOUS, CLOCK, "method={name: fedmud, layers: all, nearest: true}"]),
     ("federation.pace.name", "method", [ASYNCHRONOUS, CLOCK, "method=follows"]),
     (

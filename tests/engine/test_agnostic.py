@@ -1,0 +1,134 @@
+"""The sampler of agnostic federated learning: golden values, the draws by lambda, what it is the same as."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.engine import run
+from fedfleet.engine.cohorts.agnostic import Agnostic, onto_simplex
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.runs.launch import prepare
+from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.workload import Split, Workload
+from tests.algorithms.golden import CASES, DIGITS, PROBLEM, equal
+from tests.reference import agnostic as reference
+
+from .test_samplers import ask, digits, play
+
+GOLDEN = ("agnostic", "agnostic over two groups, floor")
+LENGTHS = [len(rows) for rows in PROBLEM.rows]
+
+
+@dataclass(frozen=True)
+class Rows(Workload):
+    """The regression of the golden values."""
+
+    def split(self, seed, clients):
+        rows = {"row": np.concatenate([np.array(rows, dtype=np.float64) for rows in PROBLEM.rows])}
+        return Split(rows, rows, ClientIndex(np.cumsum([0, *LENGTHS]), np.arange(sum(LENGTHS))))
+
+    def init(self, seed):
+        return {name: torch.from_numpy(value) for name, value in PROBLEM.start.items()}
+
+    def losses(self, p, batch):
+        x = batch["row"].to(p["out.weight"].dtype)
+        return (x[:, :2] @ p["out.weight"][0] + p["out.bias"][0] - x[:, 2]) ** 2 / 2
+
+    def report(self, p, batch):
+        return {"loss": self.losses(p, batch)}
+
+
+def of_case(name):
+    """(the golden values, the sampler's settings, the path of the slow reference)."""
+    case = CASES[name]
+    settings = {key: value for key, value in case.settings.items() if key != "lr"}
+    slow = {**settings, "groups": settings.get("groups", range(4)), "rounds": 3, "K": case.K, "lr": 0.1}
+    return case.expected, settings, reference.agnostic(PROBLEM, LENGTHS, **slow)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_values(name):
+    """lambda is what the sampler makes of the losses at the golden models."""
+    expected, settings, (path, lam) = of_case(name)
+    for x, weights, golden, golden_weights in zip(path, lam, expected["x"], expected["lam"], strict=True):
+        equal(x, golden)
+        np.testing.assert_allclose(weights, golden_weights, rtol=0, atol=DIGITS)
+    given = {**settings, "groups": tuple(settings["groups"])} if "groups" in settings else settings
+    sampler, models = Agnostic(**given), [PROBLEM.start, *path]
+    state = sampler.start(4, 4)
+    for number, golden in enumerate(expected["lam"], 1):
+        probe = lambda clients, rows, x=models[number - 1]: np.array([PROBLEM.loss(i, x) for i in clients])  # noqa: E731
+        draw = sampler.draw(state, ask(number, np.array(LENGTHS), 4, probe=probe))
+        state = dict(draw.note)
+        np.testing.assert_allclose(state["lambda"], golden, rtol=0, atol=DIGITS)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_values_of_runs(name):
+    expected, settings, _ = of_case(name)
+    made = experiment(
+        {
+            "workload": Rows(),
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+            "federation": {
+                **{"clients": 4, "cohort": 4, "rounds": 3, "local": {"steps": 2, "batch": 8}},
+                "sampler": {"name": "agnostic", **settings},
+            },
+            "engine": {"backend": "local", "dtype": "float64", "block": 2, "kernels": "torch"},
+            "evaluate": {"every": 0},
+            "tracking": {"uri": "none"},
+        }
+    )
+    equal({name: value.numpy() for name, value in run(made).model.items()}, expected["x"][-1])
+
+
+def test_the_projection():
+    """Golden values, then random points against bisection."""
+    for v, floor, expected in (
+        ([0.5, 0.7, -0.2], 0.0, [0.4, 0.6, 0.0]),
+        ([0.2, 0.3, 0.5], 0.0, [0.2, 0.3, 0.5]),
+        ([2.0, 0.1, 0.0, 0.0], 0.01, [0.97, 0.01, 0.01, 0.01]),
+        ([1.0, 1.0], 0.0, [0.5, 0.5]),
+    ):
+        np.testing.assert_allclose(onto_simplex(np.array(v), floor), expected, rtol=0, atol=1e-15)
+    for v in np.random.default_rng(0).normal(size=(50, 7)):
+        np.testing.assert_allclose(onto_simplex(v, 0.02), reference.onto_simplex(v, 0.02), rtol=0, atol=1e-12)
+
+
+def test_draws_by_lambda_are_right_on_average():
+    """Without steps of lambda, the mean over the draws of sum w_i v_i / D is sum q_i v_i, with an error of 0.01."""
+    sizes, values = np.arange(1, 11), np.linspace(-1, 1, 10)
+    draws = play(Agnostic(gamma=0.0, floor=0.001, by="lambda"), 1000, sizes=sizes, size=3)
+    assert all(len(draw.clients) == 3 for draw in draws)
+    means = [float(draw.weights[draw.clients] @ values[draw.clients]) / draw.divisor for draw in draws]
+    assert np.mean(means) == pytest.approx(float(sizes @ values) / sizes.sum(), abs=0.04)
+
+
+def test_lambda_that_does_not_move_is_fedavg_by_examples():
+    everyone = {"cohort": 20}
+    by_lambda = run(digits({"name": "agnostic", "gamma": 0.0}, everyone)).model
+    by_examples = run(digits(plan={**everyone, "weights": "examples"})).model
+    for name, value in by_lambda.items():
+        torch.testing.assert_close(value, by_examples[name], rtol=1e-5, atol=1e-6)  # float32, three rounds
+
+
+@pytest.mark.parametrize(
+    ("settings", "plan", "message"),
+    [
+        ({}, {}, "by=all needs every client, got cohort 6 of 20; choose by: lambda"),
+        ({}, {"cohort": 20, "weights": "examples"}, "it sets the weights itself, got federation.weights=examples;"),
+        ({"by": "lambda"}, {}, "floor > 0 must hold with by=lambda, got 0.0; choose 0.001"),
+        ({"floor": 0.1}, {"cohort": 20}, "0 <= floor <= 1 / 20 groups must hold, got 0.1; lower it"),
+        ({"gamma": -1.0}, {"cohort": 20}, "gamma >= 0 must hold, got -1.0; choose 0 or more"),
+        ({"groups": [0, 2]}, {"cohort": 20}, "groups must give each of 20 clients a group, numbered from 0 without"),
+    ],
+)
+def test_mistakes_are_one_sentence(settings, plan, message):
+    with pytest.raises(ConfigError, match=f"^federation.sampler: {re.escape(message)}"):
+        prepare(digits({"name": "agnostic", **settings}, plan), "test")

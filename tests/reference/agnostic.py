@@ -1,0 +1,40 @@
+"""Agnostic federated learning in numpy float64, from the paper; shares no code with the engine.
+
+agnostic    Mohri, Sivek, Suresh 2019, arXiv:1902.00146, with K local steps of all clients in each round
+"""
+
+import numpy as np
+
+from tests.reference.trees import add, copy, zeros
+
+
+def onto_simplex(v, floor=0.0):
+    """The nearest point with entries of at least `floor` that sum to 1, by bisection of what is subtracted."""
+    low, high = v.min() - 1.0, v.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(v - middle, floor).sum() > 1 else (low, middle)
+    return np.maximum(v - (low + high) / 2, floor)
+
+
+def agnostic(problem, sizes, groups, rounds, K, lr, gamma, floor=0.0):
+    """(x after each round, lambda after each round). problem: has start, gradient and loss; sizes: examples of each
+    client. lambda starts in proportion to the groups' examples."""
+    number = max(groups) + 1
+    own = [[i for i, group in enumerate(groups) if group == g] for g in range(number)]
+    examples = np.array([sum(sizes[i] for i in members) for members in own])
+    x, lam = copy(problem.start), examples / sum(sizes)
+    path, weights = [], []
+    for r in range(rounds):
+        losses = [sum(sizes[i] / examples[g] * problem.loss(i, x) for i in own[g]) for g in range(number)]
+        moved = zeros(x)
+        for i, g in enumerate(groups):
+            y = copy(x)
+            for k in range(K):
+                y = add(y, problem.gradient(i, y, r, k), -lr)
+            moved = add(moved, add(y, x, -1.0), lam[g] * sizes[i] / examples[g])
+        x = add(x, moved)
+        lam = onto_simplex(lam + gamma * np.array(losses), floor)
+        path.append(x)
+        weights.append(lam)
+    return path, weights
