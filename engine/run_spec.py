@@ -248,7 +248,7 @@ class RunSpec:
                 check_network(self.workload.outline)
             return self.initial_model()
 
-    @property
+    @built_once
     def method_has_schedule(self) -> bool:
         """Whether the method differs from round to round."""
         private = self.privacy is not None and self.privacy.has_schedule

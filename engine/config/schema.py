@@ -509,7 +509,7 @@ class Engine(Section):
 
     def on_gpus(self) -> bool:
         """Whether any worker has a GPU."""
-        return any(group.gpus > 0 for group in self.groups())
+        return any(group.gpus > 0 for group in self.workers) if isinstance(self.workers, tuple) else self.gpus > 0
 
     @property
     def trains_on(self) -> str:
