@@ -49,7 +49,8 @@ class LocalResult(NamedTuple):
 
 
 class BatchOracle:
-    """The gradient oracle of one local step. `losses` has the loss of each call, as `LocalTrainer.loss` gives it."""
+    """The gradient oracle of one local step. `losses` has what is kept of the loss of each call, see
+    `LocalTrainer.kept`."""
 
     def __init__(self, gradient_of: Callable[..., Any], trainer: LocalTrainer, batch: Batch, done: Tensor) -> None:
         self.gradient_of, self.trainer, self.batch, self.done = gradient_of, trainer, batch, done
@@ -90,7 +91,7 @@ def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
 class ClientSteps:
     """The local steps of one client in a round, as a method sees them (`LocalSteps`).
 
-    `losses` has the losses of the steps that were taken: what `LocalTrainer.loss` gave for each step, or a tensor (k,)
+    `losses` has the losses of the steps that were taken: what is kept of the loss of each step, or a tensor (k,)
     for k of them.
     """
 
@@ -198,21 +199,24 @@ class LocalTrainer:
             return orthogonalised_by(in_bfloat16)
         return self.kernels.around_steps()
 
-    def loss(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
-        """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared
-        losses of the examples, and the number of examples. leaves: the tensors of the model that are not frozen, in the
-        dtype in which losses are computed."""
+    def loss(self, leaves: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """(the mean loss (), over the examples of a batch; what is kept of it, see `kept`). leaves: the tensors of the
+        model that are not frozen, in the dtype in which losses are computed."""
         with self.kernels.around_losses():
             losses = self.workload.losses({**leaves, **self.frozen}, batch)
         weight = batch.get("weight")
         mean = losses.mean() if weight is None else (losses * weight).sum()
-        if not self.with_rms:
-            return mean
+        return mean, self.kept(losses, mean, weight) if self.with_rms else mean
+
+    @staticmethod
+    def kept(losses: Tensor, mean: Tensor, weight: Tensor | None) -> Tensor:
+        """(3,): the mean loss, the sum of the squared losses of the examples, and the number of examples, from which
+        `_of_visit` finds their root mean square. Without `with_rms`, the mean loss () alone is kept."""
         squares = losses.detach().to(torch.promote_types(losses.dtype, torch.float32)).square()
         real = torch.ones_like(squares) if weight is None else (weight > 0).to(squares.dtype)
         return torch.stack([mean.to(squares.dtype), (squares * real).sum(), real.sum()])
 
-    def loss_at(self, point: Tree, batch: Batch) -> Tensor:
+    def loss_at(self, point: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """`loss` at a point in the run's dtype."""
         return self.loss(dict((point if self.precision is None else point.to(self.precision)).items()), batch)
 
@@ -236,7 +240,7 @@ class LocalTrainer:
         return found, loss
 
     def _of_visit(self, losses: Tensor, steps: Tensor | int) -> tuple[Tensor, Tensor | None]:
-        """(mean loss, root mean square of the examples' losses or None) of a visit. losses: the sum of what `loss` gave
+        """(mean loss, root mean square of the examples' losses or None) of a visit. losses: the sum of what was kept
         in its local steps, with the clients' axis first if there is one."""
         if not self.with_rms:
             return losses / steps, None
@@ -244,7 +248,7 @@ class LocalTrainer:
         return mean / steps, (squares / examples).sqrt()
 
     def step(self, oracle: BatchOracle, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
-        """(the next local state, what `loss` gave at the point of the first gradient)."""
+        """(the next local state, what was kept of the loss at the point of the first gradient)."""
         with self._around_steps():
             local = self.algorithm.client_step(public, client, local, oracle)
         self.gradients = len(oracle.losses)
@@ -306,7 +310,7 @@ class LocalTrainer:
 
     def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
         """A local step of a block: (client states, local states, batches, done (c,)) -> (the next local states, what
-        `loss` gave for each client)."""
+        was kept of each client's loss)."""
         return vmap(
             lambda client, local, batch, done: self.step(
                 BatchOracle(Gradient.apply, self, batch, done), public, client, local
@@ -321,7 +325,7 @@ class LocalTrainer:
         """A local step of a block as `StepRecorder` takes it.
 
         inputs: (public state, client states, numbers of steps (c,), batches, number of this step ()). local: (local
-        states, sums of what `loss` gave). Clients that have finished keep theirs.
+        states, sums of what was kept). Clients that have finished keep theirs.
         """
         (public, client, steps, batch, k), (before, loss_sum) = inputs, local
         done = steps.to(torch.float64).reciprocal() * k  # as torch divides a number by a tensor, and not as k / steps
@@ -333,7 +337,7 @@ class LocalTrainer:
     def _replay_steps(self, given: tuple[Any, ...], local: Any, longest: int, batches: BlockBatches) -> Any:
         """All local steps of a block, replayed if they can be recorded and are proven. given: (public state, client
         states, numbers of steps). All batches of a block have the same shapes. Returns (local states, sums of what
-        `loss` gave)."""
+        was kept)."""
         assert self.recorder is not None
         inputs = (*given, batches(0), number(0, self.device))
         recording = self.recorder.recording(self._recorded, inputs, local)
@@ -369,18 +373,17 @@ class LocalTrainer:
 
 
 def leaf_gradients(trainer: LocalTrainer, leaves: dict[str, Tensor], batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
-    """(gradient of each leaf, what `LocalTrainer.loss` gives) for one client. A tensor that the loss does not use has
-    the gradient 0."""
+    """(gradient of each leaf, what is kept of the loss) for one client. A tensor that the loss does not use has the
+    gradient 0."""
     with torch.enable_grad():
-        loss = trainer.loss(leaves, batch)
-        mean = loss[0] if trainer.with_rms else loss
+        mean, kept = trainer.loss(leaves, batch)
         gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return gradients, loss.detach()
+    return gradients, kept.detach()
 
 
 class Gradient(torch.autograd.Function):
-    """(gradient (P,), what `LocalTrainer.loss` gives) at a point (P,) on a batch: by `forward` for one client, by
-    `apply` under vmap for a block.
+    """(gradient (P,), what is kept of the loss) at a point (P,) on a batch: by `forward` for one client, by `apply`
+    under vmap for a block.
 
     The clients of a block are independent, so the gradient of the sum of their losses has the gradient of each client
     in its row. Therefore vmap runs only the forward pass, and plain autograd the backward pass. (`torch.func.grad`
@@ -402,9 +405,9 @@ class Gradient(torch.autograd.Function):
             return torch.cat([gradient.reshape(-1) for gradient in gradients]), loss
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
-            loss = trainer.loss_at(Tree(leaf, layout), batch)
-            (gradient,) = torch.autograd.grad(loss[0] if trainer.with_rms else loss, leaf)
-        return gradient, loss.detach()
+            mean, kept = trainer.loss_at(Tree(leaf, layout), batch)
+            (gradient,) = torch.autograd.grad(mean, leaf)
+        return gradient, kept.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -428,11 +431,11 @@ class Gradient(torch.autograd.Function):
             return trainer.chain.gradient(first, dict(zip(names, others, strict=True))), (0, 0)
         with torch.enable_grad():
             leaf = first.detach().requires_grad_()
-            losses = vmap(lambda flat, batch: trainer.loss_at(Tree(flat, layout), batch))(
+            means, kept = vmap(lambda flat, batch: trainer.loss_at(Tree(flat, layout), batch))(
                 leaf, dict(zip(names, others, strict=True))
             )
-            (gradients,) = torch.autograd.grad((losses[:, 0] if trainer.with_rms else losses).sum(), leaf)
-        return (gradients, losses.detach()), (0, 0)
+            (gradients,) = torch.autograd.grad(means.sum(), leaf)
+        return (gradients, kept.detach()), (0, 0)
 
 
 def contiguous(state: Any) -> Any:
