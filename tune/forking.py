@@ -14,6 +14,7 @@ from ..engine.runs.launch import execute, new_run_id
 from ..engine.runs.observer import Watching, observers_of
 from ..engine.runs.result import Result
 from ..engine.runs.run_directory import RunDirectory
+from ..engine.runs.saved_files import require_kind
 from ..engine.storage.expanded import expanded
 from .files import load
 
@@ -61,8 +62,7 @@ def prepared(
     run_id: str | None = None,
 ) -> tuple[RunSpec, RunDirectory]:
     """Make a fork, whose rounds are yet to run; the arguments are those of `fork`."""
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"{run} holds no run; give the folder that `fedfleet run` wrote")
+    require_kind(run, "run")
     experiment = changes if isinstance(changes, Experiment) else load(run / "config.yaml", changes)
     if without_clients:
         federation = experiment.federation

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..engine.config.differences import flatten
-from ..engine.errors import ConfigError
 from ..engine.records.lineage import lineage_of
+from ..engine.runs.saved_files import require_kind
 from ..engine.storage.atomic_write import write
 from .page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, numbers, row_of, thinned
 from .page.html import render
@@ -41,8 +41,7 @@ def write_run_report(folder: Path, page: Path | None = None) -> Path:
 
 def page_of(folder: Path) -> Page:
     """The page of the run in a folder. Raises ConfigError if the folder holds none."""
-    if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{folder} holds no run; give the folder that `fedfleet run` wrote")
+    require_kind(folder, "run")
     config = read_config(folder)
     columns, result = read_columns(folder), read_json(folder / "result.json")
     problem = "" if result else failure(folder)

@@ -33,7 +33,7 @@ from ..storage.plain_files import refuse_unusual
 from .fork_states import check_workload, parent_of, states_of_fork, validated_with
 from .launch import new_run_id, prepare
 from .run_directory import RunDirectory, json_of_frozen, log_line, read_run_id, refuse_run
-from .saved_files import FROZEN, INITIAL, NAMES, saved_config
+from .saved_files import FROZEN, INITIAL, NAMES, require_kind, saved_config
 
 
 @applied()
@@ -46,8 +46,7 @@ def fork_of(
     made if it is None. Raises ConfigError if the round has no sound checkpoint, or if a setting differs that must not.
     """
     refuse_run(out)
-    if not (parent / "run.json").is_file():
-        raise ConfigError(f"{parent} holds no run; give the folder that `fedfleet run` wrote")
+    require_kind(parent, "run", "run.json")
     refuse_unusual(parent, NAMES)
     origin, run_id = RunDirectory(parent, read_run_id(parent)), run_id or new_run_id()
     if number == 0:

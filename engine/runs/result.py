@@ -19,7 +19,7 @@ from ..storage.plain_files import refuse_unusual
 from ..storage.sha256 import sha256
 from .chart import Horizontal, draw, needs
 from .evaluation import evaluate
-from .saved_files import NAMES, read_result, saved_config
+from .saved_files import NAMES, read_result, require_kind, saved_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,8 +55,7 @@ class Result:
         Raises ConfigError if the folder holds no run, a run that has not finished, or damaged files.
         """
         path = expanded(folder).resolve()
-        if not (path / "run.json").is_file():
-            raise ConfigError(f"{path} holds no run; give the folder of a run")
+        require_kind(path, "run", "run.json")
         refuse_unusual(path, NAMES)
         if not (path / "result.json").is_file():
             raise ConfigError(f"{path}: the run has not finished; resume it first")

@@ -46,6 +46,7 @@ from .saved_files import (
     load_model,
     read_result,
     refuse_other_kind,
+    require_kind,
     save_model,
 )
 
@@ -71,8 +72,7 @@ class RunDirectory(Observer):
     @staticmethod
     def old(path: Path) -> RunDirectory:
         """The folder of a run that did not finish. Raises ConfigError if it is not one."""
-        if not (path / "run.json").is_file():
-            raise ConfigError(f"{path} holds no run; give the folder that `fedfleet run` wrote")
+        require_kind(path, "run", "run.json")
         refuse_unusual(path, NAMES)
         refuse_result(path)
         return RunDirectory(path, read_run_id(path))

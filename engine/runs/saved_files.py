@@ -59,6 +59,13 @@ def refuse_other_kind(path: Path, kind: str) -> None:
             )
 
 
+def require_kind(path: Path, kind: str, file: str = "") -> None:
+    """Raise ConfigError unless the folder holds what it is taken for. kind: of FILE_OF_KIND. file: that must be there
+    (default: the file that says the kind)."""
+    if not (path / (file or FILE_OF_KIND[kind])).is_file():
+        raise ConfigError(f"{path} holds no {kind}; give the folder that `fedfleet {kind}` wrote")
+
+
 class SavedResult(NamedTuple):
     """The files of a result. summary: of result.json."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ...engine.errors import ConfigError
+from ...engine.runs.saved_files import require_kind
 from ...engine.storage.expanded import expanded_address
 from ..exit_status import report_errors
 from ..files import load
@@ -38,8 +39,7 @@ def command(
         directory = bring(run, out)
     elif out is not None:
         raise ConfigError(f"--out is only for a run that is resumed from a URL, and {run} is a folder; leave --out out")
-    if not (directory / "config.yaml").is_file():
-        raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
+    require_kind(directory, "run")
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
 
     from ..one_run import resume_run, show_result

@@ -93,9 +93,8 @@ def targets(found: Findings) -> Iterator[PageSection]:
         if all(row[3].text == "–" for row in rows):
             continue
         note = (
-            "Costs until the first evaluation that reached the target, mean ± standard deviation over the seeds "
-            "that reached it. MB are those of all clients in both directions. Seconds were measured while other "
-            "cells ran at the same time."
+            "Mean ± standard deviation over the seeds that reached it, each up to its first such evaluation. MB are "
+            "those of all clients in both directions. Seconds were measured while other cells ran at the same time."
         )
         heads = ["level", "method", "seeds", "rounds", "MB", "seconds", "client visits", "virtual seconds"]
         if not found.virtual:

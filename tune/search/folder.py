@@ -18,7 +18,7 @@ from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, first_line
 from ...engine.run_spec import RUN_ID
 from ...engine.runs.launch import new_run_id
-from ...engine.runs.saved_files import refuse_other_kind
+from ...engine.runs.saved_files import refuse_other_kind, require_kind
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text
 from ..files import read_yaml
@@ -40,9 +40,8 @@ def trial_folder(search: Path, number: int) -> Path:
 
 def load(folder: Path) -> SearchPlan:
     """The search that a folder holds."""
+    require_kind(folder, "search")
     path = folder / SAVED
-    if not path.is_file():
-        raise ConfigError(f"{folder} holds no search; give the folder that `fedfleet search` wrote")
     data = read_yaml(path, str(path))
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is damaged ({data!r}); put the search's experiment back")

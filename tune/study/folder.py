@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from ...engine.errors import ConfigError
+from ...engine.runs.saved_files import require_kind
 from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted_data
 from ..run_files import column, read_json, read_table
@@ -54,8 +54,7 @@ class StudyFolder:
     @property
     def study(self) -> Study:
         """The study that the folder holds; ConfigError if it holds none."""
-        if not (self.path / "study.yaml").is_file():
-            raise ConfigError(f"{self.path} holds no study; give the folder that `fedfleet study` wrote")
+        require_kind(self.path, "study")
         return load(str(self.path / "study.yaml"))
 
     def keep(self, study: Study) -> None:
