@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,18 +14,18 @@ if TYPE_CHECKING:
 __all__ = ["Experiment", "Observer", "Result", "resume", "run"]
 
 
+PLACES = {
+    "Experiment": ".config.schema",
+    "Observer": ".runs.observer",
+    "Result": ".runs.result",
+    "resume": ".api",
+    "run": ".api",
+}
+"""Name -> the module that it comes from."""
+
+
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used, so that `import fedfleet` does not wait for torch."""
-    if name == "Experiment":
-        from .config.schema import Experiment
-
-        return Experiment
-    if name == "Observer":
-        from .runs.observer import Observer
-
-        return Observer
-    if name in ("Result", "resume", "run"):
-        from . import api
-
-        return getattr(api, name)
+    if name in PLACES:
+        return getattr(import_module(PLACES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

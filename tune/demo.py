@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from .executor.fork_server import begin
 from .keyboard import arm, finish
 
 if __name__ == "__main__":
     arm()  # before the other imports, which take some time
+    begin()  # the processes of the runs import beside this one
 
 import os
 import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from ..engine.errors import FedFleetError, Interrupted
-from .executor.fork_server import begin
+from ..engine.runs.launch import new_run_id
 from .exit_status import report_errors
 from .page import svg
 from .report.charts import curves
 from .report.findings import findings
 from .study.folder import StudyFolder
 from .study.spec import load
+from .study_run.runner import run_study
 
 
 def run_all(path: Path) -> str:
     """Run the study in a folder; returns its report as text. Raises FedFleetError if a method has no result."""
-    from .study_run.runner import run_study
-
     try:
         outcome, text = run_study(load("demo"), path)
     except Interrupted as error:
@@ -38,18 +41,13 @@ def run_all(path: Path) -> str:
 @report_errors
 def demo() -> None:
     """Run the study and show what came out."""
-    started = time.perf_counter()
-    begin()  # the processes of the runs import beside this one
-
-    from ..engine.runs.launch import new_run_id
-
     path = Path("runs") / f"demo-{new_run_id()}"
     print("Four methods, 100 clients, cohorts of 20, Dirichlet 0.1, 100 rounds each …", flush=True)
     text, chart = run_all(path), path / "accuracy.png"
     (curves_of_methods,) = curves(findings(StudyFolder(path)))
     svg.save(curves_of_methods, chart)
     print(f"\n{text}\n\nchart:  {chart}\nreport: {path / 'report.html'}")
-    print(f"took {time.perf_counter() - started:.0f} s. To look at the runs in MLflow:")
+    print(f"took {time.time() - psutil.Process().create_time():.0f} s. To look at the runs in MLflow:")
     print(f"  {os.path.relpath(Path(sys.executable).parent / 'mlflow')} ui --backend-store-uri sqlite:///mlflow.db")
     print("  and open http://127.0.0.1:5000/#/experiments?workflowType=machine_learning")
 

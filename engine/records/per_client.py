@@ -41,8 +41,7 @@ def write_clients(
     `clients`: column -> (S,), in any order. `visits`: column -> (c,), of all clients that were selected; empty for a
     run without a virtual clock.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from pyarrow import Table, parquet
 
     folder = Path(directory) / "clients"
     folder.mkdir(exist_ok=True)
@@ -50,8 +49,8 @@ def write_clients(
     columns: dict[str, Any] = {name: clients[name][order] for name in COLUMNS}
     if visits:
         columns = with_visits(columns, visits)
-    table = pa.table({"round": np.full(len(columns["id"]), number), **columns})
-    pq.write_table(table, folder / f"round-{number:06d}.parquet")
+    table = Table.from_pydict({"round": np.full(len(columns["id"]), number), **columns})
+    parquet.write_table(table, folder / f"round-{number:06d}.parquet")
 
 
 def with_visits(clients: Mapping[str, np.ndarray], visits: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -25,10 +26,13 @@ MOST_MARKERS = 60
 """A line with at most this many points has a marker at each of them."""
 
 
-def needs(package: str, otherwise: str) -> None:
-    """Raise ConfigError if an optional package is not installed. otherwise: what else its user can do."""
+def optional(module: str, otherwise: str) -> Any:
+    """The module, which is of a package that need not be installed. Raises ConfigError if it is not. otherwise: what
+    else its user can do."""
+    package = module.partition(".")[0]
     if find_spec(package) is None:
         raise ConfigError(f"{package} is not installed; install it (pip install {package}), {otherwise}")
+    return import_module(module)
 
 
 def draw(
@@ -42,10 +46,7 @@ def draw(
         if name not in rows.columns:
             raise ConfigError(f"the records have no column {name}; {nearest(name, rows.columns)}")
     if ax is None:
-        needs("matplotlib", "or draw `records` with another library")
-        from matplotlib import pyplot
-
-        ax = pyplot.subplots()[1]
+        ax = cast("Axes", optional("matplotlib.pyplot", "or draw `records` with another library").subplots()[1])
         ax.grid(alpha=0.3)
     along = horizontal(rows, x)
     for name in columns:

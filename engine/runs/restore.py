@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
 from ..errors import ConfigError, first_line
 from ..state.checkpoint_store import CheckpointStore, Damaged, Manifest
 from ..storage.atomic_write import write
@@ -21,8 +23,6 @@ def bring(url: str, out: Path | None = None) -> Path:
     url: the folder with the run's copies, or a folder with the copies of only one run. out: the folder to make. The
     driver reads the checkpoint itself from the copies. Returns the folder.
     """
-    import yaml
-
     url = run_at(url)
     manifest = newest_manifest(url)
     folder = out or Path("runs") / split_url(url)[1]

@@ -17,7 +17,7 @@ from ..rounds.driver import Record
 from ..storage.expanded import expanded
 from ..storage.plain_files import refuse_unusual
 from ..storage.sha256 import sha256
-from .chart import Horizontal, draw, needs
+from .chart import Horizontal, draw, optional
 from .evaluation import evaluate
 from .saved_files import NAMES, read_result, require_kind, saved_config
 
@@ -75,7 +75,7 @@ class Result:
 
     def to_pandas(self) -> pd.DataFrame:
         """`records` as a data frame of pandas. Raises ConfigError if pandas is not installed."""
-        needs("pandas", "or use records, a table of Arrow")
+        optional("pandas", "or use records, a table of Arrow")
         return self.records.to_pandas()
 
     def plot(

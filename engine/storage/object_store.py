@@ -71,12 +71,12 @@ class RemoteFolder:
 
     def __init__(self, url: str) -> None:
         """Raises ConfigError for an address that pyarrow cannot open."""
-        import pyarrow as pa
-        from pyarrow.fs import FileSystem
+        from pyarrow import ArrowException, fs
 
+        self.fs: Any = fs
         try:
-            self.files, self.path = FileSystem.from_uri(without_secrets(url))
-        except (ValueError, pa.ArrowException) as error:
+            self.files, self.path = fs.FileSystem.from_uri(without_secrets(url))
+        except (ValueError, ArrowException) as error:
             raise ConfigError(
                 f"checkpoint.folder: {first_line(error)}; give a path, file:///… or s3://bucket/…"
             ) from None
@@ -100,20 +100,17 @@ class RemoteFolder:
             return file.read()
 
     def names(self, name: str = "") -> list[str]:
-        from pyarrow.fs import FileSelector
-
-        return sorted(info.base_name for info in self._found(FileSelector(self.full_path(name), allow_not_found=True)))
+        everything = self.fs.FileSelector(self.full_path(name), allow_not_found=True)
+        return sorted(info.base_name for info in self._found(everything))
 
     def _found(self, selector: Any) -> Any:
         return self.files.get_file_info(selector)
 
     def remove(self, name: str) -> None:
-        from pyarrow.fs import FileType
-
         kind = self._found(self.full_path(name)).type
-        if kind == FileType.Directory:
+        if kind == self.fs.FileType.Directory:
             self.files.delete_dir(self.full_path(name))
-        elif kind == FileType.File:
+        elif kind == self.fs.FileType.File:
             self.files.delete_file(self.full_path(name))
 
 

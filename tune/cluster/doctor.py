@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import secrets
+import socket
 import types
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +34,10 @@ BUILD_SECONDS = 360.0
 """Seconds that a node may take to build the kernels."""
 ROOM = 64 * 2**20
 """Free bytes of /dev/shm that shared memory and the object store need at least."""
+
+
+STANDARD = {"__builtins__": __builtins__, "os": os, "platform": platform, "socket": socket, "metadata": metadata}
+"""The globals of `look`, which nodes without this package execute too."""
 
 
 class Finding(NamedTuple):
@@ -127,7 +134,7 @@ def mark(out: Path) -> Path:
 def reports(mark: Path) -> Iterator[tuple[Any, dict[str, Any] | None]]:
     """(node, what `look` returns there, or None if it does not answer). The function is sent by value, since the
     package may be missing there."""
-    anywhere = types.FunctionType(look.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, "look")
+    anywhere = types.FunctionType(look.__code__, {**STANDARD, "__name__": "__main__"}, "look")
     asked = []
     for node in cluster():
         there: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
@@ -143,13 +150,8 @@ def reports(mark: Path) -> Iterator[tuple[Any, dict[str, Any] | None]]:
 def look(mark: str, packages: tuple[str, ...]) -> dict[str, Any]:
     """Name, versions and free shared memory of the node it runs on, and whether the file `mark` exists there.
 
-    The function uses nothing of this package.
+    The function uses nothing of this package, and no other globals than those in STANDARD.
     """
-    import os
-    import platform
-    import socket
-    from importlib import metadata
-
     versions = {"python": platform.python_version()}
     for package in packages:
         try:

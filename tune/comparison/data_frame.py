@@ -13,7 +13,7 @@ import numpy as np
 from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError, first_line, nearest
 from ...engine.records.history import History
-from ...engine.runs.chart import needs
+from ...engine.runs.chart import optional
 from ...engine.runs.result import Result
 from ...engine.runs.saved_files import read_rows, saved_config
 from ...engine.storage.expanded import expanded
@@ -21,7 +21,7 @@ from ...engine.storage.plain_files import read_text
 from ..report.statistics import spread
 from .findings import runs_in
 from .labels import labels_of, settings_of
-from .paired import compare_paired, table_of
+from .paired import compare_paired, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,20 +61,19 @@ def compare(
 
     Raises ConfigError if a run has not finished or has no such column, and if pandas is not installed.
     """
-    needs("pandas", "or use the command fedfleet compare")
-    import pandas as pd
-
+    pandas = optional("pandas", "or use the command fedfleet compare")
     if paired:
-        return table_of(compare_paired(labelled(runs), metric))
+        found = compare_paired(labelled(runs), metric)
+        return pandas.DataFrame(rows_of(found), index=pandas.Index(found.labels, name="run"))
     rows: dict[str, list[dict[str, float]]] = {}
     for label, result in labelled(runs):
         rows.setdefault(label, []).append(measures(result, metric, lower, targets))
-    table = pd.DataFrame(
+    table = pandas.DataFrame(
         [
             {"runs": len(group), **{name: np.mean([each[name] for each in group]) for name in group[0]}}
             for group in rows.values()
         ],
-        index=pd.Index(rows, name="run"),
+        index=pandas.Index(rows, name="run"),
     )
     table.insert(2, "std", [spread([each[metric] for each in group]).std for group in rows.values()])
     return table

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from ...engine.errors import ConfigError, nearest
 from ...engine.runs.result import Result
 from ..listing import columns
 from ..report.statistics import Paired, paired
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DRAWS = ("clients", "cohort", "sampler")
 """Keys of the section federation that the cohorts of a run follow from, besides its seed."""
@@ -167,11 +164,9 @@ def text(found: Comparison) -> str:
     return "\n".join([head, "", columns(summary), "", columns(single), *more])
 
 
-def table_of(found: Comparison) -> pd.DataFrame:
-    """The comparison as a data frame of pandas, with a row for each label."""
-    import pandas as pd
-
-    rows = []
+def rows_of(found: Comparison) -> list[dict[str, float]]:
+    """The comparison as a table, with a row for each label."""
+    rows: list[dict[str, float]] = []
     for label in found.labels:
         of, pairs = found.difference(label), found.of(label)
         equal = [pair.equal for pair in pairs if pair.equal is not None]
@@ -187,4 +182,4 @@ def table_of(found: Comparison) -> pd.DataFrame:
                 "models apart": float(np.mean([pair.apart for pair in pairs])),
             }
         )
-    return pd.DataFrame(rows, index=pd.Index(found.labels, name="run"))
+    return rows

@@ -24,20 +24,19 @@ LONG = 60
 
 def render(page: Page) -> str:
     """The page as text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
+    import jinja2
 
-    made = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined)
     made.globals |= {"style": style, "SYMBOLS": SYMBOLS, "DASHES": DASHES, "colour": colour, "ink": ink, "LONG": LONG}
     library, own = script("plotly/plotly-basic.min.js"), script("charts.js")
     figures = [figure for section in page.sections for figure in section.charts]
-    scripts = [Markup(own)] if not figures else [Markup(library), Markup(own)]
+    scripts = [library, own] if figures else [own]
     return made.get_template("page.html.j2").render(
         page=page,
-        css=Markup((FOLDER / "page.css").read_text("utf-8")),
+        css=(FOLDER / "page.css").read_text("utf-8"),
         scripts=scripts,
         digests=" ".join(f"'sha256-{digest(text)}'" for text in scripts),
-        figures=Markup(as_json({"figures": [f.plain() for f in figures], "styles": styles()})),
+        figures=as_json({"figures": [f.plain() for f in figures], "styles": styles()}),
     )
 
 

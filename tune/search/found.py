@@ -13,7 +13,7 @@ from optuna import Study, load_study
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import FedFleetError
 from ...engine.records.history import Record
-from ...engine.runs.chart import needs
+from ...engine.runs.chart import optional
 from ...engine.runs.saved_files import read_rows
 from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted_data
@@ -62,9 +62,7 @@ class Found:
     def to_pandas(self) -> pd.DataFrame:
         """The trials as a data frame of pandas, one row for each: `number`, `status`, a column for each objective and
         each range (by its dotted key), `rounds` and `reason`. Raises ConfigError if pandas is not installed."""
-        needs("pandas", "or use trials")
-        import pandas as pd
-
+        pandas = optional("pandas", "or use trials")
         rows = [
             {
                 "number": trial.number,
@@ -76,7 +74,7 @@ class Found:
             }
             for trial in self.trials
         ]
-        return pd.DataFrame(rows).set_index("number")
+        return pandas.DataFrame(rows).set_index("number")
 
     @property
     def value(self) -> float:

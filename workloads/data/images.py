@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet as pq
 
 from ..files.cache import cached
 from ..files.cells import Column, Inputs, Labels, read_columns
@@ -82,19 +84,14 @@ class FromFiles(Published):
 
 def parquet(path: Path) -> Any:
     """The open Parquet file. Its footer is read here, so that a truncated file is found at once."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     try:
-        return parquet.ParquetFile(path)
+        return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, error) from error
 
 
 def batches(path: Path, columns: Sequence[str], rows: int) -> Iterator[Any]:
     """The named columns of a Parquet file as Arrow record batches of at most `rows` rows."""
-    import pyarrow as pa
-
     file = parquet(path)
     if set(columns) - set(file.schema_arrow.names):
         raise ValueError(f"{path} must have the columns {list(columns)}, got {file.schema_arrow.names}")
