@@ -9,7 +9,7 @@ from ..engine.config.differences import FREE_KEYS, flatten
 
 WITHOUT_EFFECT = (
     "name",
-    "tracking.",
+    "tracking",
     "checkpoint.",
     "engine.keep_state",
     "engine.on_failure",

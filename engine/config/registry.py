@@ -196,9 +196,6 @@ class Registry:
         name = spec.get("name")
         if not isinstance(name, str):
             raise ConfigError(f"{path} needs a name, got {spec!r}; {nearest('', self.tables[table])}")
-        if name not in self.tables[table]:
-            what = SINGULAR.get(table, table.lower().rstrip("s").replace("ie", "y"))
-            raise ConfigError(f"{path}.name: no {what} is called {name}; {nearest(str(name), self.tables[table])}")
         target, hints, parameters = self._target(table, name, f"{path}.name")
         arguments = {key: value for key, value in spec.items() if key != "name"}
         old = getattr(target, "renamed", {})
@@ -214,8 +211,15 @@ class Registry:
         with plugin_errors(path):
             return target(**values, **more)
 
+    def parameters(self, table: str, name: str, path: str) -> set[str]:
+        """The names of the arguments that the part with this name takes. path: its key, which messages name."""
+        return set(self._target(table, name, f"{path}.name")[2])
+
     def _target(self, table: str, name: str, path: str) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
         """(callable, annotations, parameters) of the part with this name."""
+        if name not in self.tables[table]:
+            what = SINGULAR.get(table, table.lower().rstrip("s").replace("ie", "y"))
+            raise ConfigError(f"{path}: no {what} is called {name}; {nearest(str(name), self.tables[table])}")
         try:
             target = resolve(self.tables[table][name])
             if inspect.isabstract(target):

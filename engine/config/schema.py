@@ -564,16 +564,33 @@ class Checkpoint(Section):
         return value and expanded_address(without_secrets(value))
 
 
-class Tracking(Section):
+class Trackers(Section):
+    """The choice of trackers."""
+
+    name: str | tuple[str, ...] = "mlflow"
+    """The tracker that writes, or a list of several: `mlflow` (default), `tensorboard`, `wandb`, `csv`, or one of a
+    plug-in; `none` for none. `tracking: [mlflow, tensorboard]` is short for this key."""
+    uri: str = "auto"
+    """The MLflow store: `auto` (default), the SQLite file mlflow.db in the current folder; sqlite:///…; or the address
+    of a server, http(s)://…. With `none` no tracker writes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_alone(cls, values: Any) -> Any:
+        return {"name": values} if isinstance(values, str | list | tuple) else values
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the trackers that write."""
+        found = (self.name,) if isinstance(self.name, str) else tuple(dict.fromkeys(self.name))
+        return () if self.uri == "none" else tuple(name for name in found if name != "none")
+
+
+class Tracking(Trackers):
     """Where the records of the run are written in addition to its folder."""
 
-    uri: str = "auto"
-    """The MLflow store: `auto` (default), the SQLite file mlflow.db in the current folder; `none`; sqlite:///…; or the
-    address of a server, http(s)://…."""
     experiment: str = "default"
-    """The name of the experiment in the store."""
-    name: str = "mlflow"
-    """The tracker that writes, by its name in the table TRACKERS."""
+    """The name of the experiment in MLflow, and of the project in W&B."""
     clients: bool = False
     """Whether the loss, movement and steps of every client in every round are also written, as Parquet files in the
     folder of the run, and with `systems` its visit in virtual time."""
@@ -849,7 +866,7 @@ class Experiment(Section):
             engine: Engine | Mapping[str, Any] = Engine(),
             evaluate: Evaluate | Mapping[str, Any] = Evaluate(),
             checkpoint: Checkpoint | Mapping[str, Any] = Checkpoint(),
-            tracking: Tracking | Mapping[str, Any] = Tracking(),
+            tracking: Tracking | Mapping[str, Any] | str | Sequence[str] = Tracking(),
         ) -> None: ...
 
     @model_validator(mode="before")
@@ -902,6 +919,8 @@ class Experiment(Section):
         data = self.model_dump(mode="python", exclude={*PARTS})
         data["plugins"] = list(self.plugins)
         data["tracking"]["uri"] = redacted(self.tracking.uri)
+        if isinstance(self.tracking.name, tuple):
+            data["tracking"]["name"] = list(self.tracking.name)
         for key in ("privacy", "systems"):
             if data[key] is None:
                 del data[key]

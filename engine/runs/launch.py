@@ -148,7 +148,7 @@ def play(
     host: of a run in this process that shares it with others. The phases that it yields are yielded, too.
     """
     with directory.exclusive(run_spec.resume) if directory is not None else nullcontext():
-        observers = [*filter(None, [directory]), *observers, *tracker(run_spec)]
+        observers = [*filter(None, [directory]), *observers, *trackers(run_spec)]
         started, begun, process = time.perf_counter(), list[Observer](), os.getpid()
         try:
             for observer in observers:
@@ -172,12 +172,14 @@ def play(
             raise
 
 
-def tracker(run_spec: RunSpec) -> Iterator[Observer]:
-    """The tracker that the run asks for, if any."""
-    tracking = run_spec.experiment.tracking
-    if tracking.uri != "none":
-        spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
-        yield run_spec.registry.build("TRACKERS", {**spec, "directory": run_spec.directory}, "tracking")
+def trackers(run_spec: RunSpec) -> Iterator[Observer]:
+    """The trackers that the run asks for. Each is given what it takes of the store, the experiment and the folder."""
+    tracking, registry = run_spec.experiment.tracking, run_spec.registry
+    offered = {"uri": tracking.uri, "experiment": tracking.experiment, "directory": run_spec.directory}
+    for name in tracking.names:
+        taken = registry.parameters("TRACKERS", name, "tracking")
+        arguments = {key: value for key, value in offered.items() if key in taken}
+        yield registry.build("TRACKERS", {"name": name, **arguments}, "tracking")
 
 
 def events_of(

@@ -351,7 +351,8 @@ def test_mlflow_gets_no_passwords(here: Path):
     made = spec({"name": "sgd", "lr": {"search": "loguniform", "low": 0.1, "high": 1.0}}, search=asked)
     wanted = plan({**made, "tracking": {"uri": "http://me:s3cret@127.0.0.1:1/"}})
     tracker = SearchTracker(wanted, Tracking(uri="http://me:s3cret@127.0.0.1:1/"), here, "id")
-    tracker.writer.abandon()
+    for writer in tracker.writers:
+        writer.abandon()
     (text,) = tracker.settings().values()
     assert yaml.safe_load(text)["search"]["storage"] == "postgresql://***@db/x"
     assert yaml.safe_load(text)["tracking"]["uri"] == "http://***@127.0.0.1:1/"

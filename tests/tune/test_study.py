@@ -135,7 +135,8 @@ def test_the_password_of_a_store_stays_in_study_yaml(tmp_path: Path):
     assert folder.study == study
     assert (tmp_path / "out" / "study.yaml").stat().st_mode & 0o777 == 0o600
     tracker = StudyTracker(study, folder)
-    tracker.writer.abandon()
+    for writer in tracker.writers:
+        writer.abandon()
     (text,) = tracker.settings().values()
     assert yaml.safe_load(text)["tracking"]["uri"] == "http://***@127.0.0.1:1/"
     folder.keep(load(written(tmp_path)))

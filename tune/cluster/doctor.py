@@ -79,7 +79,10 @@ def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding
     else:
         yield Finding("cluster", None, "no --address; a run starts Ray on this machine")
         yield of_kernels("here", why_no_kernels(), experiment if asked else None)
-    yield store_opens(experiment.tracking.uri)
+    if "mlflow" in experiment.tracking.names:
+        yield store_opens(experiment.tracking.uri)
+    else:
+        yield Finding("MLflow", None, "the experiment is not tracked there")
 
 
 def versions_text(versions: dict[str, str]) -> str:
@@ -232,8 +235,6 @@ def of_workers(experiment: Experiment) -> Iterator[Finding]:
 # --- the tracker ------------------------------------------------------------------------------------------------------
 def store_opens(uri: str) -> Finding:
     """A finding on the MLflow store. uri: the setting tracking.uri."""
-    if uri == "none":
-        return Finding("MLflow", None, "tracking.uri=none")
     try:
         where = store(uri)
         file = Path(where.partition("///")[2])

@@ -1,4 +1,4 @@
-"""What observes the trials of a search: progress on standard error, and a run of MLflow with nested ones."""
+"""What observes the trials of a search: progress on standard error, and its trackers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def short(value: Any) -> str:
 
 
 class SearchTracker(TrackerOfRuns[Trial]):
-    """Writes a search to MLflow: a run for the search and a nested run for each trial, metrics with step = round."""
+    """Writes a search to its trackers: a run for the search and one for each trial, metrics with step = round."""
 
     what = "search"
     child_tag = "fedfleet.trial"
@@ -65,7 +65,7 @@ class SearchTracker(TrackerOfRuns[Trial]):
 
     def __init__(self, plan: SearchPlan, tracking: Tracking, folder: Path, search_id: str) -> None:
         self.plan, self.search_id = plan, search_id
-        super().__init__(tracking.uri, tracking.experiment, folder, tracking.system)
+        super().__init__(tracking, tracking.experiment, folder, tracking.system)
 
     def plain(self) -> dict[str, Any]:
         return self.plan.plain()
@@ -83,11 +83,12 @@ class SearchTracker(TrackerOfRuns[Trial]):
             self._end(trial, whole=True)
 
     def run_begins(self, run: Trial, rounds: int) -> None:
-        self.writer.begin(str(run.number), lambda: self._header_of(run))
+        self.begin(str(run.number), lambda: self._header_of(run))
 
     def run_rounds(self, run: Trial, rows: list[Record]) -> None:
         self.has_content = self.has_content or bool(rows)
-        self.writer.rounds(str(run.number), rows)
+        for writer in self.writers:
+            writer.rounds(str(run.number), rows)
 
     def run_ends(self, run: Trial) -> None:
         self._end(run, whole=False)

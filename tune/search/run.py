@@ -23,6 +23,7 @@ from ..executor.executor import check_together, on_ray, processes_here, why_not_
 from ..executor.processes import Processes
 from ..executor.source import Executor, RunsObserver, observed, remove_resume_files
 from ..ranges import corners
+from ..tracking.writers import WRITERS
 from .folder import LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
 from .found import Found, found
 from .observers import SearchProgress, SearchTracker
@@ -91,7 +92,7 @@ def store_of(wanted: SearchPlan, folder: Path, kept: SearchIds) -> TrialStore:
 def observers(wanted: SearchPlan, folder: Path, search_id: str, progress: bool) -> list[RunsObserver[Trial]]:
     tracking = first_experiment(wanted).tracking
     found: list[RunsObserver[Trial]] = [SearchProgress(wanted)] if progress else []
-    if tracking.uri != "none" and tracking.name == "mlflow":
+    if any(name in WRITERS for name in tracking.names):
         found.append(SearchTracker(wanted, tracking, folder, search_id))
     return found
 

@@ -11,6 +11,7 @@ from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, nearest
 from ...engine.rounds.driver import Record
 from ..executor.source import RunRequest, RunsObserver, Source
+from ..tracking.writers import WRITERS
 from .folder import trial_folder
 from .plan import TOTALS, SearchPlan
 from .trial_store import Trial, TrialStore
@@ -105,11 +106,12 @@ class TrialSource(Source[Trial]):
 
 
 def inner(made: Experiment, workers: int) -> Experiment:
-    """The experiment as a trial runs it: in its own process or on its own workers, and without MLflow."""
+    """The experiment as a trial runs it: in its own process or on its own workers, and without the trackers that get
+    the whole search."""
     where = {"backend": "ray", "workers": workers} if workers else {"backend": "local"}
     updates: dict[str, Any] = {"engine": made.engine.model_copy(update=where)}
-    if made.tracking.name == "mlflow":
-        updates["tracking"] = made.tracking.model_copy(update={"uri": "none"})
+    own = tuple(name for name in made.tracking.names if name not in WRITERS)  # of plug-ins
+    updates["tracking"] = made.tracking.model_copy(update={"name": own} if own else {"uri": "none"})
     return made.model_copy(update=updates)
 
 

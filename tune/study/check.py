@@ -19,6 +19,7 @@ from ...engine.run_spec import RunSpec
 from ...engine.runs.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ..tracking.stores import store
+from ..tracking.writers import check_names
 from .cells import Cell, cells, first_values, grid, has_ranges, levels, planned
 from .searches import check_searches
 from .spec import Study, better
@@ -40,7 +41,8 @@ def checked(study: Study) -> Study:
             if method == next(iter(study.methods)) and not has_ranges(offered[0].data):
                 with of_cell(offered[0]):
                     prepare(experiment(offered[0].data), "check", Path("."))
-    if study.tracking.uri != "none":
+    check_names(study.tracking.names)
+    if "mlflow" in study.tracking.names:
         store(study.tracking.uri)
     check_searches(study)
     check_metrics(study)

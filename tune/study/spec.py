@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from ...engine.config.differences import flatten
-from ...engine.config.schema import LARGEST_COUNT, Section, validated
+from ...engine.config.schema import LARGEST_COUNT, Section, Trackers, validated
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded
@@ -123,13 +123,11 @@ class Reduced(Section):
     """The number of clients, as `--clients` sets it. The cohort shrinks in proportion."""
 
 
-class StudyTracking(Section):
-    """The section `tracking`."""
+class StudyTracking(Trackers):
+    """The section `tracking`, whose `name` and `uri` are those of an experiment."""
 
-    uri: str = "auto"
-    """The MLflow store, as in an experiment."""
     experiment: str | None = None
-    """The name of the experiment in MLflow (default: the name of the study)."""
+    """The name of the experiment in MLflow, and of the project in W&B (default: the name of the study)."""
     system: bool = False
     """Whether the load of this machine is recorded in the run of the study in MLflow."""
 

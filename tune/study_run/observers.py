@@ -1,4 +1,4 @@
-"""What observes the cells of a study: progress on standard error, and a run of MLflow with nested ones."""
+"""What observes the cells of a study: progress on standard error, and its trackers."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class StudyProgress(ProgressOfRuns[Cell]):
 
 
 class StudyTracker(TrackerOfRuns[Cell]):
-    """Writes a study to MLflow: a run for the study, and a nested one for every cell when it is over, from the files in
-    its folder. The trials of tuning are not written, but the store is opened while they run."""
+    """Writes a study to its trackers: a run for the study, and one for every cell when it is over, from the files in
+    its folder. The trials of tuning are not written, but the stores are opened while they run."""
 
     what = "study"
     child_tag = "fedfleet.cell"
@@ -57,7 +57,7 @@ class StudyTracker(TrackerOfRuns[Cell]):
         self.study, self.study_folder = study, folder
         self.tunes = False  # whether the runs under way are trials
         tracking = study.tracking
-        super().__init__(tracking.uri, tracking.experiment or study.name, folder.path, tracking.system)
+        super().__init__(tracking, tracking.experiment or study.name, folder.path, tracking.system)
 
     def plain(self) -> dict[str, Any]:
         return self.study.model_dump(mode="json")
@@ -78,9 +78,10 @@ class StudyTracker(TrackerOfRuns[Cell]):
         if self.tunes:
             if not self.has_content:
                 self.has_content = True
-                self.writer.open_early()
+                for writer in self.writers:
+                    writer.open_early()
             return
-        self.writer.begin(cell.key, lambda: self._header(cell))
+        self.begin(cell.key, lambda: self._header(cell))
         status, reason = self.study_folder.status(cell), self.study_folder.failure(cell).get("reason", "")
         place = self.study_folder.of(cell)
         texts, model = (lambda: self._curve(cell)), kept_model(place, lambda: experiment(cell.data))

@@ -119,7 +119,7 @@ def run_study(
         check_restored(path, (study.report.metric, study.deciding))
         refuse_other_data(folder, study)
         observers: list[RunsObserver[Cell]] = [] if quiet else [StudyProgress(study, folder)]
-        if study.tracking.uri != "none":
+        if study.tracking.names:
             observers.append(StudyTracker(study, folder))
         try:
             with observed(observers):

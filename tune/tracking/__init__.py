@@ -1,11 +1,12 @@
-"""Tracking of runs, searches and studies in MLflow.
+"""Tracking of runs, searches and studies: in MLflow, for TensorBoard, in Weights & Biases, and as CSV.
 
-stores         addresses of MLflow stores; opens a store
-origin         the user, the program and the commit
-model          the final model of a run
-run_header     name, tags, parameters and data set of a run in MLflow
-writer         the thread that writes to a tracker, in batches
-mlflow_writer  what it writes to MLflow
-run            the observer that tracks a single run
-many_runs      the observer that tracks a search or a study
+writer       the thread that writes to a tracker, in batches
+mlflow_writer, tensorboard_writer, wandb_writer, csv_writer     what it writes to each kind of tracker; folder_writer:
+             what the last three have in common
+writers      the kinds by their names
+run          the observers that track a single run
+many_runs    the observer that tracks a search or a study
+run_header   name, tags, parameters and data set of a run; origin: the user, the program and the commit
+model        the final model of a run, for MLflow
+stores       addresses of MLflow stores; opens a store
 """

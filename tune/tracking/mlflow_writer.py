@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import ConfigError, first_line
-from ...engine.runs.saved_files import read_rows
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted
 from ...engine.storage.sha256 import sha256_of_json
 from .run_header import flatten
 from .stores import load_mlflow, open_store
-from .writer import FILES, REPORT, TOP, Batch, End, Writer, now
+from .writer import FILES, REPORT, TOP, Batch, End, Writer
 
 BATCH = 100
 """Largest number of parameters in a call (MLflow's limit); a call may have ten times as many metrics."""
@@ -160,8 +159,7 @@ class MlflowWriter(Writer):
         """The MLflow id of a run. The MLflow run is created or continued at the first call."""
         if key in self.runs:
             return self.runs[key]
-        began, make = self.headers[key]
-        header = make()
+        (began, _), header = self.headers[key], self.header(key)
         if key == TOP:
             own = {} if self.folder is None else {TOKEN: self.token}
         else:
@@ -257,18 +255,17 @@ class MlflowWriter(Writer):
             for name in sorted(names):
                 self._log(run_id, [metric for metric in metrics if metric.key == name])
 
-    def write_end(self, end: End) -> None:
+    def is_written(self, end: End) -> bool:
+        """The name of a run and its tags in `labels` are brought up to date."""
         before = self.earlier.get(end.key)
-        if end.once and before is not None and before.data.tags.get("status") == end.status:
-            if self._retag(before, self._allowed(end.labels)):  # else a name may be one that a reader gave it in MLflow
-                self._rename(before, end.name)
-            return
-        if end.whole and end.folder is not None and (end.folder / "rounds.parquet").is_file():
-            stamp = now()
-            self.write_records(Batch(end.key, [(stamp, row) for row in read_rows(end.folder / "rounds.parquet")]))
+        if not end.once or before is None or before.data.tags.get("status") != end.status:
+            return False
+        if self._retag(before, self._allowed(end.labels)):  # else a name may be one that a reader gave it in MLflow
+            self._rename(before, end.name)
+        return True
+
+    def write_end(self, end: End) -> None:
         run_id = self._run(end.key)
-        for key, record in end.records:
-            self.write_records(Batch(key, [(now(), record)]))
         try:
             self._artifacts(run_id, end)
             if end.model is not None:

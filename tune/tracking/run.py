@@ -1,10 +1,10 @@
-"""Tracks a single run as a run of MLflow: flattened parameters, metrics with step = round, tags and artifacts."""
+"""Tracks a single run: its settings, the records of its rounds, how it ended, and its report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -15,33 +15,32 @@ from ...engine.runs.observer import Observer
 from ...engine.runs.result import Result
 from ..page.html import render
 from ..run_report import page_of
-from .mlflow_writer import MlflowWriter, kept
+from .mlflow_writer import kept
 from .model import model_of
 from .run_header import RunHeader, header_of, name_of
 from .stores import store
 from .writer import REPORT, TOP, End
+from .writers import WRITERS, Target
 
 
-class MlflowTracker(Observer):
-    """An observer that writes a run to MLflow."""
+class RunTracker(Observer):
+    """An observer that writes a run by the writer that has the name `kind`."""
 
-    def __init__(self, uri: str = "auto", experiment: str = "default", directory: str | None = None) -> None:
-        """uri: of the store, or auto. experiment: name of MLflow's experiment. directory: the run's folder, or None.
+    kind: ClassVar[str]
+    uri = "auto"
 
-        The file mlflow.json in the run's folder names the MLflow run in which a resumed run continues.
-        """
+    def __init__(self, experiment: str = "default", directory: str | None = None) -> None:
+        """experiment: name of MLflow's experiment, or of W&B's project. directory: the run's folder, or None."""
         self.folder, self.experiment = Path(directory) if directory else None, experiment
-        before = kept(self.folder).get("uri", "")
-        file = before.removeprefix("sqlite:///")
-        if uri == "auto" and file != before and Path(file).is_file():
-            uri = before  # the store of the run's first part, whatever the current folder is
-        self.uri = store(uri)
         self.rounds = 0
+        self.has_writer = False
 
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
-        self.run_spec = run_spec
-        resumes, system = run_spec.resume, run_spec.experiment.tracking.system
-        self.writer = MlflowWriter(self.uri, self.experiment, self.folder, "run", resumes=resumes, system=system)
+        self.run_spec, system = run_spec, run_spec.experiment.tracking.system
+        target = Target(
+            "run", self.folder, run_spec.run_id, self.uri, self.experiment, resumes=run_spec.resume, system=system
+        )
+        self.writer, self.has_writer = WRITERS[self.kind](target), True
         self.writer.begin(TOP, self._header)
 
     def _header(self) -> RunHeader:
@@ -65,6 +64,8 @@ class MlflowTracker(Observer):
         self._close("finished", model_of(self.run_spec, lambda: result.model))
 
     def failed(self, error: BaseException) -> None:
+        if not self.has_writer:
+            return  # a package is missing
         if isinstance(error, ConfigError) and self.rounds == 0:
             self.writer.close()  # the run could not begin
         elif isinstance(error, Interrupted | KeyboardInterrupt) and self.rounds == 0:
@@ -83,3 +84,39 @@ class MlflowTracker(Observer):
         if self.folder is not None:
             return {REPORT: render(page_of(self.folder))}
         return {"config.yaml": yaml.safe_dump(self.run_spec.experiment.plain(), sort_keys=False)}
+
+
+class MlflowTracker(RunTracker):
+    """Writes a run to MLflow."""
+
+    kind = "mlflow"
+
+    def __init__(self, uri: str = "auto", experiment: str = "default", directory: str | None = None) -> None:
+        """uri: of the store, or auto. The other arguments are those of `RunTracker`.
+
+        The file mlflow.json in the run's folder names the MLflow run in which a resumed run continues.
+        """
+        super().__init__(experiment, directory)
+        before = kept(self.folder).get("uri", "")
+        file = before.removeprefix("sqlite:///")
+        if uri == "auto" and file != before and Path(file).is_file():
+            uri = before  # the store of the run's first part, whatever the current folder is
+        self.uri = store(uri)
+
+
+class TensorBoardTracker(RunTracker):
+    """Writes the event files of a run for TensorBoard."""
+
+    kind = "tensorboard"
+
+
+class WandbTracker(RunTracker):
+    """Writes a run to Weights & Biases."""
+
+    kind = "wandb"
+
+
+class CsvTracker(RunTracker):
+    """Writes rounds.csv in the folder of a run."""
+
+    kind = "csv"

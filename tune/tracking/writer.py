@@ -15,12 +15,15 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ...engine.errors import ConfigError
 from ...engine.rounds.driver import Record
+from ...engine.runs.saved_files import read_rows
 from ...engine.storage.secrets import redacted
 from ..streams import tell
 from .run_header import RunHeader
@@ -103,6 +106,7 @@ class Writer(ABC):
         """Starts the thread. what: run, search or study, for the warning."""
         self.what = what
         self.headers: dict[str, tuple[int, Callable[[], RunHeader]]] = {}  # key -> (time in milliseconds, header)
+        self.made: dict[str, RunHeader] = {}  # key -> the header, once it has been needed
         self.messages: queue.Queue[Message] = queue.Queue()
         self.opening = 0.0  # time.monotonic() when opening the store began
         self.is_open = False
@@ -144,6 +148,13 @@ class Writer(ABC):
         """End without a message; does not wait, not even for the import of the tracker's package."""
         self.messages.put(None)
 
+    # --- what a subclass uses -----------------------------------------------------------------------------------------
+    def header(self, key: str) -> RunHeader:
+        """The header of a run that has begun."""
+        if key not in self.made:
+            self.made[key] = self.headers[key][1]()
+        return self.made[key]
+
     # --- what a subclass does -----------------------------------------------------------------------------------------
     @abstractmethod
     def load(self) -> None:
@@ -163,7 +174,11 @@ class Writer(ABC):
 
     @abstractmethod
     def write_end(self, end: End) -> None:
-        """Write what comes with the end of a run."""
+        """Write what comes with the end of a run, whose records have been written."""
+
+    @abstractmethod
+    def is_written(self, end: End) -> bool:
+        """Whether nothing is to be written, since `end.once` asks for that and an earlier process has written it."""
 
     @abstractmethod
     def is_refusal(self, error: Exception) -> bool:
@@ -221,7 +236,9 @@ class Writer(ABC):
         try:
             if isinstance(message, Batch):
                 self.write_records(message)
-            elif isinstance(message, End):
+            elif isinstance(message, End) and not self.is_written(message):
+                for batch in batches_of(message):
+                    self.write_records(batch)
                 self.write_end(message)
         except Exception as error:
             self.tell_refused(error)
@@ -256,6 +273,23 @@ def merged(messages: list[Message]) -> list[Message]:
             batches[message.key] = list(message.records)
             made.append(Batch(message.key, batches[message.key]))
     return made
+
+
+def batches_of(end: End) -> Iterator[Batch]:
+    """The records that come with the end of a run."""
+    file = end.folder / "rounds.parquet" if end.whole and end.folder is not None else None
+    if file is not None and file.is_file():
+        stamp = now()
+        yield Batch(end.key, [(stamp, row) for row in read_rows(file)])
+    for key, record in end.records:
+        yield Batch(key, [(now(), record)])
+
+
+def package_is_there(package: str, extra: str) -> None:
+    """Raise ConfigError if the package that a tracker needs is not installed. extra: that installs it, which is also
+    the name of the tracker."""
+    if find_spec(package) is None:
+        raise ConfigError(f'tracking: {extra} needs the package {package}, got none; pip install "fedfleet[{extra}]"')
 
 
 def now() -> int:
