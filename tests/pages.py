@@ -5,7 +5,7 @@ namespace for the page, commands run in their order, YAML and TOML are parsed, a
 of a page share an empty folder. Comments in a page say what is different:
 
     <!-- page: long, REASON -->             all of the page is executed by `make test-all` only
-    <!-- page: long, cluster HOST:PORT -->  the same; a cluster of Ray stands for the address
+    <!-- page: long, cluster -->            the same, by tests/cluster/test_tutorial.py
     <!-- run: no, REASON -->                the next block is only parsed
 """
 
@@ -27,8 +27,6 @@ import yaml
 from click.testing import CliRunner
 
 from fedfleet.tune.cli import COMMANDS, main
-
-from .tune.commands import shell
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -81,10 +79,10 @@ def working_in(folder: Path) -> Iterator[None]:
 
 
 class Runner:
-    """Executes the blocks of a page. `cluster`: the address of the cluster that stands for the one of the page."""
+    """Executes the blocks of a page."""
 
-    def __init__(self, page: Path, cluster: str = "") -> None:
-        self.page, self.cluster, self.names = page, cluster, {"__name__": "page"}
+    def __init__(self, page: Path) -> None:
+        self.page, self.names = page, {"__name__": "page"}
         self.reason = why_long(page)
 
     def all(self) -> None:
@@ -135,11 +133,6 @@ class Runner:
         local = ["engine.backend=local"] if name == "run" and not self.reason else []
         place = 1 + (name in TRACKED)  # before the settings of the page, which come later and count more
         words = [*arguments[:place], *local, *quiet, *arguments[place:]]
-        if self.cluster:
-            there = [word.replace(self.reason.split()[1], self.cluster) for word in words]
-            done = shell(Path.cwd(), *there, timeout=500)
-            assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
-            return
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}\n{done.exception!r}"
         if name in ("list", "show"):

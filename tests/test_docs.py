@@ -16,7 +16,7 @@ from .pages import DOCS, ROOT, WRITTEN, Runner, blocks, why_long, working_in
 def parameters() -> list[Any]:
     """The pages that have blocks; pages that take long are marked. The page on clusters is tested in tests/cluster/."""
     pages = [p for p in [ROOT / "README.md", *WRITTEN] if any(b.language != "text" for b in blocks(p))]
-    here = [p for p in pages if not why_long(p).startswith("cluster ")]
+    here = [p for p in pages if why_long(p) != "cluster"]
     marks = {p: [pytest.mark.long] if why_long(p) else [] for p in here}
     return [pytest.param(p, id=str(p.relative_to(ROOT)), marks=marks[p]) for p in here]
 

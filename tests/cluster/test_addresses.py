@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import ray
 
-from fedfleet.engine.backends.ray.connect import clusters_here, is_head, join, own_cluster, speaks_http2
+from fedfleet.engine.backends.ray.connect import clusters_here, is_ray, join, own_cluster, speaks_http2
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.cluster.submit import client
 
@@ -100,11 +100,11 @@ def test_a_ray_is_one(ray_here):
     its cluster."""
     head = ray.get_runtime_context().gcs_address
     assert speaks_http2(head)
-    assert is_head(head)
+    assert is_ray(head)
     node = next(node for node in ray.nodes() if node["Alive"])
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     assert speaks_http2(raylet)
-    assert not is_head(raylet)
+    assert not is_ray(raylet)
     asked = ray.remote(num_cpus=0)(own_cluster).remote()
     assert ray.get(asked) == head
     assert own_cluster() is None

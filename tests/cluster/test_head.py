@@ -155,7 +155,7 @@ def test_without_the_token(mode, token, got, head, tmp_path):
         line = done.stderr.splitlines()[-1]
         assert "token" in line
         assert command[0] != "run" or f"the cluster requires a token, got {got}; " in line
-        assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token" in line
+        assert "set RAY_AUTH_TOKEN, or the file ~/.ray/auth_token, to the cluster's token" in line
 
 
 def test_nobody_there(head, tmp_path):

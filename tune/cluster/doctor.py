@@ -122,7 +122,8 @@ def authentication() -> Finding:
     return Finding(
         "authentication",
         None,
-        "off: everybody who can reach the cluster's ports can run code on it; set RAY_AUTH_MODE=token",
+        "off: everybody who can reach the cluster's ports can run code on it; make a token "
+        "(`ray get-auth-token --generate`) and start the cluster again",
     )
 
 

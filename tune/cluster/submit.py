@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import shlex
 import shutil
@@ -20,7 +21,7 @@ import yaml
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
-from ...engine.backends.ray.connect import TOKEN, check_listening, first_bytes
+from ...engine.backends.ray.connect import TOKEN, check_listening, first_bytes, token_found, use_token
 from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError, FedFleetError, first_line
 from ...engine.runs.launch import new_run_id
@@ -38,7 +39,11 @@ server."""
 
 def client(address: str) -> Any:
     """A client of the cluster's dashboard. Raises ConfigError if the dashboard cannot be reached."""
-    if address != "auto":
+    for noisy in ("ray", "ray.dashboard.modules.dashboard_sdk"):  # they would print which packages are sent
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    if address == "auto":
+        use_token()  # the cluster is on this machine, so that Ray has used the token for it
+    else:
         if not address.startswith(("http://", "https://")):
             raise ConfigError(f"--address must be the dashboard's http://HOST:PORT or auto, got {address!r}")
         host, colon, port = address.partition("//")[2].rstrip("/").rpartition(":")
@@ -50,7 +55,12 @@ def client(address: str) -> Any:
                     "address that `ray start --head` printed"
                 )
     try:
-        return JobSubmissionClient(address)
+        try:
+            return JobSubmissionClient(address)
+        except AuthenticationError:
+            if token_found() or not use_token():
+                raise
+            return JobSubmissionClient(address)
     except AuthenticationError:
         raise ConfigError(f"--address {address}: the cluster requires a token, or another one; {TOKEN}") from None
     except (ConnectionError, RuntimeError) as error:

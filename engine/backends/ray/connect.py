@@ -41,11 +41,13 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """What a client of HTTP/2 sends first (gRPC uses HTTP/2): the protocol's words and an empty frame of settings."""
 SETTINGS = 4
 """The type of the first frame of a server of HTTP/2. It is the fourth byte of the frame."""
-CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""A call of gRPC that the head of every cluster can answer."""
+CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId", b""
+"""A call of gRPC that the head of every cluster can answer, and its argument."""
+PING = "/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x06"
+"""A call that every port of Ray Client can answer, and its argument, the type PING."""
 INLINE_BYTES = 1 << 22
 """An argument or an answer of at most these bytes is part of the message of its call (Ray's own limit is 100 KiB)."""
-TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
+TOKEN = "set RAY_AUTH_TOKEN, or the file ~/.ray/auth_token, to the cluster's token (RAY_AUTH_MODE is token, or not set)"
 
 
 @dataclass
@@ -196,10 +198,7 @@ def same_sigterm() -> Iterator[None]:
 
 def join(address: str) -> None:
     """Connect to a running cluster. address: auto, HOST:PORT or ray://HOST:PORT. Raises ConfigError with the reason."""
-    found = address
-    if address == "auto":
-        found = found_cluster()
-        use_token()
+    found = found_cluster() if address == "auto" else address
     check_listening(found, address)
     check_is_ray(found, address)
     try:
@@ -266,14 +265,19 @@ def head_of(raylet: Path) -> str | None:
     return found[0] if found else None
 
 
-def use_token() -> None:
-    """Use this user's token, if there is one and no variable says otherwise, for a cluster that was found on this
-    machine, as Ray does. A cluster at an address that the user gives gets no token unasked."""
+def use_token() -> bool:
+    """Use this user's token from now on, for a cluster that has asked for one. Returns whether there is a token, and
+    RAY_AUTH_MODE does not forbid it.
+
+    Ray itself does so for a cluster that it starts or finds on this machine. At an address that the user gives, it
+    would use no token, although `ray start` has made the cluster ask for one because there was one.
+    """
     with suppress(ImportError):  # a version of Ray without tokens
         from ray._private.authentication import authentication_token_setup as setup
 
         setup.logger.setLevel(logging.ERROR)
-        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        return setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    return False
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -308,7 +312,9 @@ def check_is_ray(address: str, given: str) -> None:
             f"engine.address={given}: something answers there, but it is no Ray; give the port that `ray start --head` "
             "printed (by default 6379; 8265 is the dashboard's, for `fedfleet submit`)"
         )
-    known = True if address.startswith("ray://") else is_head(address)
+    known = is_ray(address)
+    if known is None and use_token():
+        known = is_ray(address)
     if known is None:
         raise ConfigError(f"engine.address={given}: {no_token()}")
     if not known:
@@ -338,17 +344,18 @@ def first_bytes(address: str, question: bytes, count: int) -> bytes:
     return answer
 
 
-def is_head(address: str) -> bool | None:
-    """Whether a server of gRPC knows the call that asks for a cluster's id; None if it does, but asks for a token, or
-    for another one than this process uses."""
+def is_ray(address: str) -> bool | None:
+    """Whether a server of gRPC answers as Ray does at such an address; None if it asks for a token, or for another one
+    than this process uses."""
     try:
         import grpc
     except ImportError:
         return True  # only ray[default] includes grpc; without it, Ray itself finds out
-    with grpc.insecure_channel(address) as channel:
-        ask = channel.unary_unary(CLUSTER_ID, request_serializer=bytes, response_deserializer=bytes)
+    with grpc.insecure_channel(address.removeprefix("ray://")) as channel:
+        call, argument = PING if address.startswith("ray://") else CLUSTER_ID
+        ask = channel.unary_unary(call, request_serializer=bytes, response_deserializer=bytes)
         try:
-            ask(b"", timeout=ANSWER_SECONDS, metadata=token_header())
+            ask(argument, timeout=ANSWER_SECONDS, metadata=token_header())
         except grpc.RpcError as error:
             known: Any = error
             if known.code() == grpc.StatusCode.UNAUTHENTICATED:
