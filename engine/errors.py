@@ -189,9 +189,38 @@ class Interrupted(OneSentence):
         return Interrupted, (self.signal, self.detail), self.pickled_state()
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A clause for a message about an unknown name: the most similar valid name, then all valid names."""
-    names = list(names)
-    close = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
+WORDS = {
+    "alpha": "beta",  # of the Dirichlet distribution
+    "concentration": "beta",
+    "lr": "rule.lr",
+    "learning_rate": "rule.lr",
+    "optimizer": "rule",
+    "optimiser": "rule",
+    "num_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "clients_per_round": "cohort",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "batch_size": "batch",
+    "dataset": "workload",
+    "algorithm": "method",
+}
+"""What papers and other simulators call a setting -> its key here."""
+
+
+def nearest(name: str, names: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """A clause for a message about an unknown name: the valid name that is meant, then all valid names.
+
+    That is the one for which the literature has this word, or one of that name in another place, or the most similar
+    one. elsewhere: dotted names in other places.
+    """
+    names, word = list(names), WORDS.get(name.lower(), "")
+    if word.partition(".")[0] in names:
+        close = [word]
+    else:
+        close = [each for each in elsewhere if f".{each}".endswith(f".{word or name}")]
+    close = close or get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}{'valid: ' if names else 'none is known'}{', '.join(names)}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,13 +32,18 @@ from .method_form.batch_norm import Buffered
 from .privacy.privacy_plan import PrivacyPlan
 from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
-from .workload.model import building_model, check_network, check_size, like, tensors_of
+from .workload.model import building_model, check_network, check_size, like, multiplications, tensors_of
 from .workload.split import split_of
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
 
 
+AS_QUICK_HERE = 4e9
+"""The most multiplications of a run that `engine.backend: auto` computes in the calling process. They take some four
+seconds with a small network, as long as the start of Ray."""
+LEAST_STEP = 2e5
+"""The multiplications that a local step counts at least: a smaller one takes no less time."""
 SHOWN_NAMES = 8
 """The largest number of frozen tensors that a text names."""
 
@@ -48,6 +54,13 @@ class ExecutionPlan(NamedTuple):
 
     block: int
     kernels: str
+
+
+class Backend(NamedTuple):
+    """Where a run is computed. name: `ray` or `local`. why: a clause, "" where the configuration says it."""
+
+    name: Literal["ray", "local"]
+    why: str = ""
 
 
 T = TypeVar("T")
@@ -278,11 +291,37 @@ class RunSpec:
         """A context with torch's settings of the run, see `accelerators.settings.applied`."""
         return applied(self.device, self.tf32, self.experiment.engine.threads)
 
+    @built_once
+    def backend(self) -> Backend:
+        """Where the run is computed: as the configuration says, or by the rule of `engine.backend: auto`, which depends
+        on nothing but the configuration and whether this machine has more than one processor."""
+        engine = self.experiment.engine
+        if engine.backend != "auto":
+            return Backend(engine.backend)
+        if engine.asks_for_ray():
+            return Backend("ray")
+        if engine.count_workers() == 1:
+            return Backend("local", "there is one processor")
+        work = self.multiplications()
+        if math.isinf(work):
+            return Backend("ray", "its multiplications cannot be counted before it begins")
+        why = f"{work / 1e9:.3g} billion multiplications; up to {AS_QUICK_HERE / 1e9:g} billion are as quick here"
+        return Backend("local" if work <= AS_QUICK_HERE else "ray", why)
+
+    def multiplications(self) -> float:
+        """The multiplications of the forward passes of all local steps, with at least LEAST_STEP for each step;
+        infinity where they cannot be counted before the data are read."""
+        federation = self.experiment.federation
+        steps, batch = federation.local.steps, federation.local.batch
+        if steps is None:
+            return math.inf
+        one = multiplications(self.workload) if self.workload.outline is not None else sum(self.layout.sizes)
+        return federation.rounds * federation.cohort * steps * max(LEAST_STEP, batch * one)
+
     @property
     def workers(self) -> int:
         """The number of processes that train."""
-        engine = self.experiment.engine
-        return engine.count_workers() if engine.backend == "ray" else 1
+        return self.experiment.engine.count_workers() if self.backend.name == "ray" else 1
 
     def on_cpu(self) -> RunSpec:
         """The same run for a worker without a GPU."""
@@ -336,7 +375,7 @@ class RunSpec:
     def memory_remedy(self) -> str:
         """A clause for messages about memory: how large a block and the model are, and the settings to lower."""
         parameters = sum(self.layout.sizes)
-        lower = "engine.block, engine.workers" if self.experiment.engine.backend == "ray" else "engine.block"
+        lower = "engine.block, engine.workers" if self.backend.name == "ray" else "engine.block"
         return (
             f"a block has {self.block(parameters)} clients, and the model of workload "
             f"{part_name(self.experiment.workload)} has {parameters:,} parameters, "

@@ -6,9 +6,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+
+import psutil
 
 from ..engine.api import resume, run
 from ..engine.config.schema import Experiment
@@ -80,17 +83,19 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 def show_result(result: Result, as_json: bool) -> None:
-    say(json.dumps(result.summary()) if as_json else text_of(result))
+    """Print the result of a command that has run, continued or followed a run."""
+    took = time.time() - psutil.Process().create_time()  # also for the imports, which are half of a short run
+    say(json.dumps(result.summary()) if as_json else text_of(result, took))
 
 
-def text_of(result: Result) -> str:
-    """A run's result in three lines, in one more if it is private, and in one more for each warning."""
+def text_of(result: Result, took: float) -> str:
+    """A run's result in three lines, in one more if it is private, and in one more for each warning. took: the seconds
+    since the command began."""
     summary, spent = result.summary(), privacy_spent(result.directory) if result.directory else ""
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items() if not math.isnan(value))
     return "\n".join(
         [
-            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, the whole run in "
-            f"{summary['total_seconds']:.1f} s   {metrics}",
+            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, the command took {took:.1f} s   {metrics}",
             f"down {megabytes(summary['bytes_down'])}, up {megabytes(summary['bytes_up'])}   "
             f"model sha256 {summary['model_sha256'][:16]}…",
             f"run {summary['run_id']} in {summary['directory']}",

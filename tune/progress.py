@@ -7,15 +7,15 @@ import math
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 from ..engine.config.schema import Asynchronous
-from ..engine.records.event_log import STILL
+from ..engine.records.event_log import PLAN, STILL
 from ..engine.rounds.driver import Record
 from ..engine.run_spec import RunSpec
-from ..engine.runs.observer import Observer
+from ..engine.runs.observer import Observer, Watching
 from ..engine.runs.result import Result
 from .executor.source import Run, RunsObserver
 from .streams import tell
@@ -200,7 +200,8 @@ class Progress(Observer):
             self.shown["loss"] = f"{record['train/loss']:.4f}"
         if "eval/accuracy" in record:
             self.shown["accuracy"] = f"{record['eval/accuracy']:.2%}"
-        self.shown["clients/s"] = f"{record['client/count'] / record['time/seconds']:.0f}"
+        if speed := record["client/count"] / record["time/seconds"]:  # else nobody trained in this round
+            self.shown["clients/s"] = f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
         text = "  ".join(f"{name} {self.shown[name]}" for name in SHOWN if name in self.shown)
         line = f"round {record['round']:.0f} of {self.rounds}  {text}"
         if self.cell is not None:
@@ -209,7 +210,7 @@ class Progress(Observer):
             self.line.update(record["round"], text, line)
 
     def event(self, text: str) -> None:
-        if self.line.bar is not None or text.startswith(STILL):
+        if (self.line.bar is not None and not text.startswith(PLAN)) or text.startswith(STILL):
             self.line.say(text.split("\n")[0])
 
     def end(self, result: Result) -> None:
@@ -219,11 +220,24 @@ class Progress(Observer):
         self.line.close()
 
 
-class FirstLine(Observer):
-    """An observer that prints to standard error what is about to run, before Ray starts and the data are read."""
+class ProgressOfCommand(Progress):
+    """The same for a command. It prints to standard error what is about to run, before Ray starts and the data are
+    read, and when the rounds are over, that the tracker writes, which may take longer than the rounds."""
+
+    def __init__(self, tracks: bool = True) -> None:
+        """tracks: whether a tracker of this process writes."""
+        super().__init__()
+        self.tracks = tracks
 
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         tell(described(run_spec))
+        super().begin(run_spec, facts)
+
+    def end(self, result: Result) -> None:
+        super().end(result)
+        tracking = result.experiment.tracking
+        if self.tracks and tracking.uri != "none":
+            tell(f"writing the run to {tracking.name}")
 
 
 def described(run_spec: RunSpec) -> str:
@@ -242,10 +256,12 @@ def described(run_spec: RunSpec) -> str:
 
 
 def place_of(run_spec: RunSpec) -> str:
-    """Where a run is computed, as in "2 workers on Ray". On a cluster, `engine.workers: auto` is known only later."""
-    engine = run_spec.experiment.engine
-    if engine.backend != "ray":
-        return "in this process"
+    """Where a run is computed, as in "2 workers on Ray", and why. On a cluster, `engine.workers: auto` is known only
+    later."""
+    engine, (backend, reason) = run_spec.experiment.engine, run_spec.backend
+    why = f" ({reason})" if reason else ""
+    if backend == "local":
+        return f"in this process{why}"
     if engine.address is not None and engine.workers == "auto":
         return f"on the Ray cluster {engine.address}"
     ray = sys.modules.get("ray")
@@ -255,12 +271,20 @@ def place_of(run_spec: RunSpec) -> str:
         engine = counted(engine)
     count = engine.count_workers()
     workers = f"{count} worker{'s' if count != 1 else ''}"
-    return f"{workers} on {'Ray' if engine.address is None else f'the Ray cluster {engine.address}'}"
+    return f"{workers} on {'Ray' if engine.address is None else f'the Ray cluster {engine.address}'}{why}"
 
 
-def observers(quiet: bool) -> list[Observer]:
-    """The observers of a command that runs an experiment. quiet: whether to show no progress."""
-    return [] if quiet else [FirstLine(), Progress()]
+def with_progress(observers: Iterable[Watching], progress: bool) -> list[Watching]:
+    """The observers of a run that Python starts, and one that shows its progress, unless they have one. progress:
+    False for none."""
+    given = list(observers)
+    return [*given, Progress()] if progress and not any(isinstance(each, Progress) for each in given) else given
+
+
+def observers(quiet: bool, tracks: bool = True) -> list[Observer]:
+    """The observers of a command that runs an experiment. quiet: whether to show no progress. tracks: whether a tracker
+    of this process writes."""
+    return [] if quiet else [ProgressOfCommand(tracks)]
 
 
 def in_notebook() -> bool:

@@ -402,8 +402,13 @@ class Engine(Section):
     `precision` within the rounding errors of bfloat16 or TF32.
     """
 
-    backend: Literal["ray", "local"] = "ray"
-    """`ray` (default) trains in worker processes on Ray; `local` trains in the calling process."""
+    backend: Literal["auto", "ray", "local"] = "auto"
+    """`ray` trains in worker processes on Ray, `local` in the calling process. `auto` (default) is `ray` where
+    `workers`, an `address` or GPUs are given. Otherwise it is `local` on a machine with one processor, and for a run
+    whose local steps take at most 4 billion multiplications, since that is about what the start of Ray costs: the
+    number of rounds x cohort x steps x batch x multiplications of the network for one example, with at least 200,000
+    for each step. Where these cannot be counted before the data are read (`epochs`, a loss of one's own), it is `ray`.
+    """
     workers: Workers = "auto"
     """The number of worker processes, at least 1; or `auto` (default), as many as the processors allow that the process
     may use (its affinity, and the quota of its container), or those of the Ray or the cluster it is connected to; or a
@@ -506,6 +511,10 @@ class Engine(Section):
     def count_workers(self) -> int:
         """The number of workers in all groups."""
         return sum(group.count for group in self.groups())
+
+    def asks_for_ray(self) -> bool:
+        """Whether a setting has a meaning on Ray alone."""
+        return self.workers != "auto" or self.address is not None or self.trains_on != "cpu"
 
     def on_gpus(self) -> bool:
         """Whether any worker has a GPU."""
@@ -1001,6 +1010,19 @@ def validated(section: type[S], data: Any, where: str = "") -> S:
         raise ConfigError(_sentences(error, data, section, where)) from None
 
 
+KEYS_OF_PARTS = ("method.rule", "method.rule.lr", "workload.model", "workload.partition", "workload.partition.beta")
+"""Keys that many parts have, and that the schema does not know."""
+
+
+def dotted_keys(section: Any, prefix: str = "") -> Iterator[str]:
+    """The keys of a section and of all sections in it, such as federation.rounds."""
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if hasattr(inner, "model_fields"):
+                yield from dotted_keys(inner, f"{prefix}{name}.")
+
+
 RENAMED = {"engine.hosts": "engine.workers", "search.hosts": "search.workers"}
 """Old keys and their present names: an old key is refused with a message that gives the present one."""
 
@@ -1018,7 +1040,9 @@ def _sentence(error: Any, data: Any, section: type[BaseModel], where: str) -> st
         return f"{key} is called {RENAMED[key]} now, got {error['input']!r}; write {RENAMED[key]}"
     if error["type"] == "extra_forbidden":
         kind = " of an asynchronous pace" if "Asynchronous" in error["loc"] else ""
-        return f"{key} is not a key{kind}; {nearest(path[-1], _keys(error['loc'][:-1], section))}"
+        of_parts = KEYS_OF_PARTS if section is Experiment else ()
+        elsewhere = [each for each in (*dotted_keys(section), *of_parts) if where + each != key]
+        return f"{key} is not a key{kind}; {nearest(path[-1], _keys(error['loc'][:-1], section), elsewhere)}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     if error["type"] == "missing":
         return f"{key} is missing; add {key}{': {name: …}' if key in PARTS else ''}"

@@ -25,6 +25,7 @@ from ..cohorts.tasks import steps_of
 from ..errors import ConfigError
 from ..kernels.contract import Kernels
 from ..kernels.library import cache_folder, instruction_set, processor, source_files
+from ..records.event_log import PLAN
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.resume_checks import sealed_plan
 from ..storage.atomic_write import write
@@ -84,7 +85,7 @@ def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[R
     kernels = run_spec.kernels
     if run_spec.missing_kernels and not kernels.compiled:
         how += f"; no compiled kernels, which not every machine can have: {run_spec.missing_kernels[0]}"
-    text = f"plan: blocks of {plan.block} clients, {plan.kernels} kernels ({how})"
+    text = f"{PLAN}blocks of {plan.block} clients, {plan.kernels} kernels ({how})"
     return run_spec.with_plan(plan, kernel_identity(kernels, run_spec.device) if kernels.needs_proof else None), text
 
 

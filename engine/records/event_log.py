@@ -9,6 +9,8 @@ from typing import Any
 
 STILL = "still "
 """The beginning of a line that says what goes on for long. Such lines are shown at once, not only logged."""
+PLAN = "plan: "
+"""The beginning of the line with the execution plan, which is logged and not shown."""
 
 
 class EventLog:

@@ -102,7 +102,7 @@ def actor_name(run_id: str) -> str:
 def detach(run_spec: RunSpec) -> None:
     """Start a run on its cluster, and return while it runs there."""
     address = run_spec.experiment.engine.address
-    if not address or run_spec.experiment.engine.backend != "ray":
+    if not address or run_spec.backend.name != "ray":
         raise ConfigError("a run can only be left on a Ray that stays: give --address, with engine.backend=ray")
     start_ray(run_spec)
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": here()}

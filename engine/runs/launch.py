@@ -102,7 +102,8 @@ def check_device(run_spec: RunSpec) -> None:
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise ConfigError(f"engine.device={engine.device}: this process sees {count} GPUs, numbered from 0; use cuda:0")
-    asked = sum(group.count * group.gpus for group in engine.groups()) if engine.backend == "ray" else engine.gpus
+    on_ray = run_spec.backend.name == "ray"
+    asked = sum(group.count * group.gpus for group in engine.groups()) if on_ray else engine.gpus
     if asked > count:
         raise ConfigError(
             f"engine.gpus: the workers reserve {asked:g} GPUs, and this process sees {count} (CUDA_VISIBLE_DEVICES); "
@@ -190,7 +191,7 @@ def events_of(
     if kept is not None:  # an earlier process has run all rounds, and could not write its result
         yield kept.rows
         return kept.model
-    on_ray = run_spec.experiment.engine.backend == "ray"
+    on_ray = run_spec.backend.name == "ray"
     return (yield from _on_ray(run_spec, stop) if on_ray else host.execute(run_spec, stop))
 
 

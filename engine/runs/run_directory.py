@@ -128,7 +128,8 @@ class RunDirectory(Observer):
         write(self.path / "config.yaml", yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False))
         found = with_earlier(environment(run_spec), self.path / ENVIRONMENT)
         write(self.path / ENVIRONMENT, json.dumps(found, indent=2) + "\n")
-        write(self.path / "run.json", json.dumps({"run_id": run_spec.run_id}) + "\n")
+        backend, why = run_spec.backend
+        write(self.path / "run.json", json.dumps({"run_id": run_spec.run_id, "backend": backend}) + "\n")
         if self.lineage is not None:
             write_lineage(self.path, self.lineage)
         if run_spec.given_model is not None and not run_spec.resume:
@@ -137,6 +138,8 @@ class RunDirectory(Observer):
         if run_spec.frozen and not run_spec.resume:
             write(self.path / FROZEN, json_of_frozen(run_spec))
         self._log(f"run {run_spec.run_id} {'resumes' if run_spec.resume else 'begins'}")
+        if why:
+            self._log(f"engine.backend=auto is {backend}: {why}")
         if not self.locked:
             self._log("the file system of this folder has no locks: nothing keeps a second process out of it")
 

@@ -57,7 +57,7 @@ def test_it_is_told(federation: dict[str, Any], more: dict[str, Any], method: An
     assert sentence == "no client took part in any round, so nothing was learned from the clients' data"
     assert sentence in (tmp_path / "run" / "run.log").read_text()
     assert json.loads((tmp_path / "run" / "result.json").read_text())["warnings"] == [sentence]
-    text = text_of(result)
+    text = text_of(result, 1.0)
     assert text.endswith(f"\nwarning: {sentence}")
     assert "nan" not in text
     assert "train/loss" not in text
@@ -107,5 +107,5 @@ def test_silence_in_some_rounds_is_allowed():
 def test_a_metric_that_is_no_number_is_told():
     result = run(Experiment.model_validate(plan(Unreported())))
     assert result.warnings == ["eval/loss: not a number at the end, see the log of the run"]
-    assert text_of(result).endswith("\nwarning: eval/loss: not a number at the end, see the log of the run")
-    assert "nan" not in text_of(result)
+    assert text_of(result, 1.0).endswith("\nwarning: eval/loss: not a number at the end, see the log of the run")
+    assert "nan" not in text_of(result, 1.0)

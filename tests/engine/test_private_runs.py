@@ -173,13 +173,13 @@ def test_a_dropped_client_is_a_zero_in_the_sum(tmp_path):
 
 def test_the_result_and_the_report_say_what_was_spent(tmp_path):
     result = run(private(NOISY, BINOMIAL), tmp_path / "run")
-    line = text_of(result).splitlines()[-1]
+    line = text_of(result, 1.0).splitlines()[-1]
     assert line.startswith("privacy: epsilon = ")
     assert "3 rounds, z = 1; PLD" in line
     page = write_run_report(tmp_path / "run").read_text()
     assert "<h2>Privacy</h2>" in page
     assert f"epsilon = {result.rows[-1]['privacy/epsilon']:.4g} at delta = 0.01" in page
-    assert "privacy" not in text_of(run(private(None), tmp_path / "public"))
+    assert "privacy" not in text_of(run(private(None), tmp_path / "public"), 1.0)
 
 
 # ---------------------------------------------------------------- Transactions

@@ -221,6 +221,8 @@ def test_click_refuses_what_it_does_not_know():
     ("command", "option", "keys"),
     [
         ("run", "--seed", "seed=VALUE"),
+        ("run", "--federation.rounds", "federation.rounds=VALUE"),
+        ("run", "--lr", "method.rule.lr=VALUE"),
         ("study", "--seeds", "seeds=VALUE or tune.seeds=VALUE"),
         ("study", "--batch", "experiment.federation.local.batch=VALUE or experiment.evaluate.batch=VALUE"),
         ("search", "--trials", "search.trials=VALUE"),
@@ -285,7 +287,7 @@ def test_the_saved_configuration_repeats_the_run(finished: tuple[Path, Any]):
 def test_without_json_people_read_it(here: Path):
     done = invoke("run", "digits", *LOCAL)
     assert done.exit_code == 0
-    assert re.search(r"2 rounds in [\d.]+ s, the whole run in [\d.]+ s .*eval/accuracy 0\.\d{4}", done.stdout)
+    assert re.search(r"2 rounds in [\d.]+ s, the command took [\d.]+ s .*eval/accuracy 0\.\d{4}", done.stdout)
     (folder,) = (here / "runs").iterdir()
     assert f"run {folder.name} in {folder}" in done.stdout
 
@@ -521,7 +523,7 @@ def test_show_prints_what_was_set_first():
     assert left > 40
     assert len(every.splitlines()) > len(few.splitlines()) + 40
     assert "further keys" not in every
-    assert yaml.safe_load(every.partition("tensor")[0])["engine"]["backend"] == "ray"
+    assert yaml.safe_load(every.partition("tensor")[0])["engine"]["backend"] == "auto"
 
 
 def test_show_equals_what_a_run_counts():

@@ -176,6 +176,7 @@ def test_a_run_with_one_processor_has_one_worker(bound, tmp_path):
         "fedfleet",
         "run",
         "digits",
+        "engine.backend=ray",
         "federation.rounds=1",
         "tracking.uri=none",
         "--out",
@@ -193,7 +194,11 @@ from fedfleet.tune.progress import place_of
 from fedfleet.engine.run_spec import RunSpec
 
 made = fedfleet.Experiment(
-    workload="quadratic", method="fedavg", federation={"clients": 4, "cohort": 2, "rounds": 1}, tracking={"uri": "none"}
+    workload="quadratic",
+    method="fedavg",
+    federation={"clients": 4, "cohort": 2, "rounds": 1},
+    engine={"backend": "ray"},
+    tracking={"uri": "none"},
 )
 for count in map(int, sys.argv[1:]):
     ray.init("local", num_cpus=count, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -137,7 +137,7 @@ def pair(line: Candidate, rounds: int, workers: int) -> Measurement:
         }
     )
     made, chosen = with_execution_plan(made)
-    workers = made.engine.count_workers() if made.engine.backend == "ray" else 1
+    workers = RunSpec.of("bench", made).workers
     watch = FirstRound()
     rows = run(made, observers=[watch]).rows[WARMUP:-1]  # the last round evaluates
     speed = median(row["client/count"] / row["time/seconds"] for row in rows)

@@ -44,7 +44,7 @@ def follow_run(run: str, address: str, stop: bool, quiet: bool) -> Result:
     run_id = read_run_id(folder) if (folder / "run.json").is_file() else run
     try:
         with keyboard(), resumable(folder):
-            return detached.attach(run_id, address, observers(quiet), signal.SIGTERM if stop else 0)
+            return detached.attach(run_id, address, observers(quiet, tracks=False), signal.SIGTERM if stop else 0)
     except KeyboardInterrupt:
         raise FedFleetError(
             f"the run continues; to follow it again: fedfleet attach {run_id} --address {address}"

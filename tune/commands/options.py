@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
-from ...engine.config.schema import Experiment
+from ...engine.config.schema import KEYS_OF_PARTS, Experiment, dotted_keys
 from ...engine.errors import ConfigError
 from ...engine.storage.expanded import expanded
 from ..search.plan import SearchSettings
@@ -79,21 +79,12 @@ class KeyedCommand(click.Command):
             raise click.UsageError(told + " or ".join(f"{key}=VALUE" for key in found), ctx) from None
 
     def _keys(self, name: str) -> list[str]:
-        """The keys of the command's file with this last part."""
+        """The keys of the command's file that are called so, or have this last part."""
         if not any(one.name == "overrides" for one in self.params):
             return []
-        known = list(keys(Experiment))
+        known = [*dotted_keys(Experiment), *KEYS_OF_PARTS]
         if self.name in ("study", "data"):
-            known = [*keys(Study), *(f"experiment.{key}" for key in known)]
+            known = [*dotted_keys(Study), *(f"experiment.{key}" for key in known)]
         elif self.name == "search":
-            known += [f"search.{key}" for key in keys(SearchSettings)]
-        return [key for key in known if key.rpartition(".")[2] == name]
-
-
-def keys(section: Any, prefix: str = "") -> Iterator[str]:
-    """The keys of a section and of all sections in it, such as federation.rounds."""
-    for name, field in section.model_fields.items():
-        yield prefix + name
-        for inner in (field.annotation, *get_args(field.annotation)):
-            if hasattr(inner, "model_fields"):
-                yield from keys(inner, f"{prefix}{name}.")
+            known += [f"search.{key}" for key in dotted_keys(SearchSettings)]
+        return [key for key in dict.fromkeys(known) if f".{key}".endswith(f".{name}")]
