@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from .config.differences import differences
 from .config.schema import PARTS, Experiment
@@ -29,41 +29,9 @@ def run(
     *,
     initial_model: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Run an experiment to its last round.
-
-    out: a folder for the run's files (configuration, environment, rounds.parquet, model, log, checkpoints); None for a
-    run without files, which cannot be resumed. observers: they receive every round and every line of the log; a
-    function instead of an Observer is called with the record of every round. run_id: the run's name; a new one is made
-    if it is None. stop: called often, returns the number of a signal that shall end the run, or 0; without it, SIGINT,
-    SIGTERM, SIGHUP and SIGUSR1 of this process end the run, the last two unless the program handles or ignores them.
-    initial_model: the model before round 1, name -> tensor or array, such as
-    the `model` of another result; None for the workload's own.
-
-    On Ray, the runs of one process share the Ray that the first of them starts; see `fedfleet.shutdown`.
-
-    Raises ConfigError if the experiment cannot run, Diverged if the model is not finite or becomes far too large,
-    Interrupted if the run was ended by a signal (with a checkpoint, if the run has a folder), and other FedFleetErrors.
-    """
+    """Run an experiment to its last round, as `fedfleet.run` does, which has these arguments, but without progress."""
     run_spec, directory = new_run(experiment, out, run_id, initial_model)
     return execute(run_spec, directory, observers_of(observers), stop)
-
-
-@overload
-def resume(
-    experiment: str | Path,
-    *,
-    observers: Iterable[Watching] = (),
-    stop: Callable[[], int] | None = None,
-) -> Result: ...
-
-
-@overload
-def resume(
-    experiment: Experiment,
-    directory: str | Path,
-    observers: Iterable[Watching] = (),
-    stop: Callable[[], int] | None = None,
-) -> Result: ...
 
 
 def resume(
@@ -72,16 +40,7 @@ def resume(
     observers: Iterable[Watching] = (),
     stop: Callable[[], int] | None = None,
 ) -> Result:
-    """Continue the run in a folder from its last sound checkpoint, to the same bits as a run without interruption.
-
-        fedfleet.resume("runs/mine")
-        fedfleet.resume(experiment, "runs/mine")
-
-    experiment: the configuration of the run. It may differ in settings that do not change the result (workers, backend,
-    tracking), and it may have more rounds. Without it, the run continues with the configuration in its folder; this is
-    impossible if the workload or the method was an object and not a name. directory: the run's folder. observers, stop:
-    as in `run`. Raises ConfigError if there is nothing to resume from, or if other settings differ, which it names.
-    """
+    """Continue the run in a folder, as `fedfleet.resume` does, which has these arguments, but without progress."""
     if not isinstance(experiment, Experiment):
         if directory is not None:
             raise ConfigError(f"experiment must be an Experiment, got {experiment!r}; or give the run's folder alone")

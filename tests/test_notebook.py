@@ -20,7 +20,7 @@ import fedfleet
 experiment = fedfleet.load("digits", [
     "federation.rounds=6", "evaluate.every=2", "tracking.uri=none", "engine.workers=1", "engine.backend=BACKEND",
 ])
-result = fedfleet.run(experiment, "whole", [fedfleet.Progress()])
+result = fedfleet.run(experiment, "whole")
 result
 """,
     "loop": """
@@ -78,7 +78,7 @@ def test_notebook(backend: str, tmp_path: Path):
     client.execute()
     outputs: dict[str, list[Any]] = dict(zip(CELLS, (cell.outputs for cell in notebook.cells), strict=True))
 
-    progress, shown = (each for each in outputs["run"] if each.output_type != "stream")  # Ray advises to install more
+    progress, shown = outputs["run"]
     assert progress.data["text/plain"].startswith("round 6 of 6  loss ")
     assert shown.data["text/plain"].startswith("Result(scaffold on digits: 6 rounds, eval/loss ")
     assert text(outputs["loop"]) == "1 2 3 4 5 6 "

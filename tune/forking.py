@@ -17,6 +17,7 @@ from ..engine.runs.run_directory import RunDirectory
 from ..engine.runs.saved_files import require_kind
 from ..engine.storage.expanded import expanded
 from .files import load
+from .progress import with_progress
 
 
 def fork(
@@ -29,6 +30,7 @@ def fork(
     observers: Iterable[Watching] = (),
     run_id: str | None = None,
     stop: Callable[[], int] | None = None,
+    progress: bool = True,
 ) -> Result:
     """Go on from a committed round of a run with other settings, as a run of its own.
 
@@ -38,7 +40,7 @@ def fork(
     run: the folder of a run, or a result that has one. round: the round to go on from, which must have a checkpoint
     there; 0 goes on from the beginning and needs none. changes: one `a.b=c`, or several; or the whole configuration of
     the fork. out: the folder of the fork, by default runs/ID. without_clients: clients that are drawn but not used from
-    there on, besides those of `federation.without`. observers, run_id, stop: as in `run`.
+    there on, besides those of `federation.without`. observers, run_id, stop, progress: as in `run`.
 
     All draws are those of the parent. Without any change the fork has the parent's bits, and its records are equal from
     the next round on. The states of clients are shared with the parent and not copied, if both folders are on the same
@@ -50,7 +52,7 @@ def fork(
     folder = run.directory if isinstance(run, Result) else expanded(run)
     assert folder is not None
     run_spec, directory = prepared(folder, round, changes, out, tuple(without_clients), run_id)
-    return execute(run_spec, directory, observers_of(observers), stop)
+    return execute(run_spec, directory, observers_of(with_progress(observers, progress)), stop)
 
 
 def prepared(

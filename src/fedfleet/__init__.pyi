@@ -1,6 +1,4 @@
-from .engine.api import resume as resume
 from .engine.api import rounds as rounds
-from .engine.api import run as run
 from .engine.backends.ray.connect import shutdown as shutdown
 from .engine.config.schema import Checkpoint as Checkpoint
 from .engine.config.schema import Engine as Engine
@@ -22,6 +20,8 @@ from .tune.comparison.data_frame import compare as compare
 from .tune.files import load as load
 from .tune.forking import fork as fork
 from .tune.progress import Progress as Progress
+from .tune.python_api import resume as resume
+from .tune.python_api import run as run
 from .tune.search.api import search as search
 from .tune.search.found import Found as Found
 
