@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..engine.config.registry import Registry, find_plugin, summary
+from ..engine.errors import ConfigError, nearest
+from ..engine.user_code import plugin_errors
 from .files import shipped as shipped_experiments
 from .study.spec import shipped as shipped_studies
 
@@ -49,6 +52,28 @@ def listing(kind: str, plugins: tuple[str, ...] = ()) -> str:
             note += f"; {UNKNOWN}: a plug-in does not say it"
         return columns([HEADS, *rows]) + "\n" + note
     return columns([("name", "what it is"), *((n, summary(e)) for n, e in entries.items())])
+
+
+def details(kind: str, name: str, plugins: tuple[str, ...] = ()) -> str:
+    """What an entry of a kind is, and its arguments. Raises ConfigError for a name that is not there."""
+    table, tables = KINDS[kind], Registry(find_plugin(plugin) for plugin in plugins).tables
+    if not table:
+        raise ConfigError(f"list {kind}: files have no arguments, got {name}; `fedfleet show` prints an experiment")
+    if name not in tables[table]:
+        raise ConfigError(f"list {kind}: there is no {name}; {nearest(name, tables[table])}")
+    with plugin_errors(f"list {kind} {name}"):
+        return f"{name}: {summary(tables[table][name])}\n\n{arguments(table, name, tables)}"
+
+
+def arguments(table: str, name: str, tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """The arguments of an entry of a table of the registry, with their types, defaults and meanings."""
+    from .arguments import arguments_of, plain  # it loads torch
+
+    rows = [
+        (each.name, plain(each.type), "required" if each.required else each.default, plain(each.meaning))
+        for each in arguments_of(table, name, tables)
+    ]
+    return columns([("argument", "type", "default", "meaning"), *rows]) if rows else "no arguments"
 
 
 def costs(name: str, entry: Any, plugins: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ..algorithms.parts.muon import kinds
 from ..algorithms.parts.reparameterisation import Compressing
 from ..algorithms.tree import Tree
 from ..engine.config.differences import flatten
-from ..engine.config.schema import Experiment
+from ..engine.config.schema import Experiment, part_name
 from ..engine.errors import ConfigError
 from ..engine.method_form.batch_norm import Buffered
 from ..engine.method_form.scheduled import Scheduled
@@ -24,14 +24,15 @@ from ..engine.method_form.state_spec import StateSpec
 from ..engine.records.lineage import lineage_of
 from ..engine.run_spec import RunSpec
 from ..engine.user_code import plugin_errors
-from .listing import columns
+from .listing import arguments, columns
 from .partition import PartitionSummary, table_of
 
 
 def describe(experiment: Experiment, everything: bool = True) -> str:
     """The description as text. Missing data are mentioned in it and are no error, since nothing runs.
 
-    everything: whether the configuration includes the keys that nobody has set, with their defaults.
+    everything: whether the configuration includes the keys that nobody has set, with their defaults, and whether the
+    arguments of the method and of the workload follow with their types, defaults and meanings.
     """
     run_spec = RunSpec.of("show", experiment)
     method, buffers = run_spec.method(), run_spec.buffers
@@ -45,9 +46,22 @@ def describe(experiment: Experiment, everything: bool = True) -> str:
         traffic(run_spec, x),
         data(run_spec),
     ]
+    if everything:
+        tables += arguments_of_parts(run_spec)
     if run_spec.privacy is not None:
         tables += ["", run_spec.privacy.description(run_spec.last_round)]
     return "\n".join([configuration(experiment, everything), *tables])
+
+
+def arguments_of_parts(run_spec: RunSpec) -> list[str]:
+    """The arguments of the method and of the workload, where the configuration names them."""
+    found, tables = [], run_spec.registry.tables
+    for key, table in (("method", "METHODS"), ("workload", "WORKLOADS")):
+        part = getattr(run_spec.experiment, key)
+        if isinstance(part, str | dict):
+            name = part_name(part)
+            found += ["", f"{key} {name}", arguments(table, name, tables)]
+    return found
 
 
 def configuration(experiment: Experiment, everything: bool) -> str:

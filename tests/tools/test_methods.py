@@ -7,13 +7,15 @@ import pytest
 
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.config.registry import Registry, resolve, signature
+from fedfleet.tune.arguments import arguments_of, sentences, shown
 from tools.site import methods
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_argument_is_explained(name):
     tables = Registry().tables
-    text = methods.arguments(METHODS[name], tables)
+    text = methods.arguments(name, tables)
+    assert "(" not in "".join(each.default for each in arguments_of("METHODS", name, tables)), "a representation"
     for key in signature(resolve(METHODS[name]))[1]:
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{key}` |")]
         meaning = row.rsplit(" | ", 1)[1].removesuffix(" |")
@@ -25,7 +27,7 @@ def test_sentences():
         """lr, mu: step size; momentum; start: zeros, or
         gradient: a pass; rule: x | y."""
 
-    assert methods.sentences(recipe) == {
+    assert sentences(recipe) == {
         "lr": "step size; momentum",
         "mu": "step size; momentum",
         "start": "zeros, or gradient: a pass",
@@ -37,8 +39,8 @@ def test_defaults_are_shown_as_an_experiment_has_them():
     from fedfleet.algorithms.parts.rules import Clip, Sgd
 
     tables = Registry().tables
-    assert methods.shown(Clip(Sgd(0.5), 2.0), tables) == "{name: clip, rule: {name: sgd, lr: 0.5}, radius: 2.0}"
-    assert [methods.shown(v, tables) for v in (True, None, (0.9, 0.99), "mean")] == ["true", "", "[0.9, 0.99]", "mean"]
+    assert shown(Clip(Sgd(0.5), 2.0), tables) == "{name: clip, rule: {name: sgd, lr: 0.5}, radius: 2.0}"
+    assert [shown(v, tables) for v in (True, None, (0.9, 0.99), "mean")] == ["true", "", "[0.9, 0.99]", "mean"]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -18,6 +18,7 @@ import yaml
 from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.config.schema import Asynchronous, Experiment, Pace
 from fedfleet.engine.records import per_client
+from fedfleet.tune.arguments import explained
 from tests.tune.commands import invoke
 from tools.site import commands, configuration, equations, methods, parts, record, text
 
@@ -148,7 +149,7 @@ def test_every_key_has_its_default():
 @pytest.mark.parametrize("name", parts.PAGES)
 def test_every_argument_of_every_part_is_explained(name: str):
     for part, entry in Registry().tables[parts.PAGES[name][1]].items():
-        found = cells(parts.section(part, entry, Registry().tables))
+        found = cells(parts.section(parts.PAGES[name][1], part, entry, Registry().tables))
         assert set(found) == set(signature(resolve(entry))[1])
         for key, (kind, _, meaning) in found.items():
             assert kind
@@ -210,9 +211,7 @@ def test_braces_of_all_equations_match():
 
 
 def test_what_docstrings_say():
-    said = text.explained(
-        "What it is. `lr`, `mu`: two numbers; `auto`: not a key. `start`: zeros.", {"lr", "mu", "start"}
-    )
+    said = explained("What it is. `lr`, `mu`: two numbers; `auto`: not a key. `start`: zeros.", {"lr", "mu", "start"})
     assert said == {"lr": "two numbers; `auto`: not a key.", "mu": said["lr"], "start": "zeros."}
     assert [text.sentence(words) for words in ("the mean", "c_i is 0", "lr = 1")] == [
         "The mean.",

@@ -461,6 +461,26 @@ def test_list_a_plugins_workloads(here: Path):
     assert re.search(r"^mine +My data\.", done.stdout, re.M)
 
 
+def test_list_and_show_explain_the_arguments(here: Path):
+    """With type, default and meaning, also of a plug-in's method that says nothing."""
+    row = r"^lr +number or number for each group +0\.1 +the step size$"
+    assert re.search(row, invoke("list", "rules", "sgd").stdout, re.M)
+    (here / "mine.py").write_text(
+        "from fedfleet.algorithms.fedavg import fedavg\n\n\n"
+        'def mine(lr, kind: type = int, of=fedavg()):\n    """My method."""\n\n\n'
+        'METHODS = {"mine": mine}\n'
+    )
+    done = invoke("list", "methods", "mine", "--plugin", "mine.py")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("mine: My method.\n\nargument ")
+    assert re.search(r"^lr +name or mapping +required$", done.stdout, re.M)
+    shown = invoke("show", "digits", "--all").stdout
+    assert re.search(r"^control +mean, last, server, normalised, literal +mean +c_i is the mean", shown, re.M)
+    done = invoke("list", "models", "lenett")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: list models: there is no lenett; did you mean lenet? valid: ")
+
+
 LIGHT = """
 import sys
 sys.argv = ["fedfleet", *sys.argv[1:]]

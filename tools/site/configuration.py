@@ -24,10 +24,10 @@ from fedfleet.engine.config.schema import (
 )
 from fedfleet.engine.privacy.privacy_plan import MECHANISM_CONFLICTS
 from fedfleet.engine.runs.built_conflicts import BUILT_CONFLICTS
+from fedfleet.tune.arguments import in_words
 from fedfleet.tune.search.plan import SearchSettings
 from fedfleet.tune.study.spec import Study
 
-from .annotations import in_words
 from .text import table
 
 HEAD = """\

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
-from fedfleet.engine.config.registry import Registry, resolve, signature, summary
+from fedfleet.engine.config.registry import Registry, resolve, summary
+from fedfleet.tune.arguments import arguments_of
 
 from . import equations, measured
-from .annotations import in_words
 from .text import sentence, table
-
-COMMON = {
-    "rule": "the local optimiser",
-    "server_lr": "the server's step size",
-    "over": "`cohort`: the mean over the sampled clients; `all`: other clients count as not having moved",
-    "carry": "what becomes of the rule's state after a round: `reset`, `keep` (with the client) or `average`",
-    "nesterov": "Nesterov's form of the momentum",
-    "betas": "weights of the old first and second moment",
-    "beta2": "weight of the old second moment",
-    "tau": "added to the root of the second moment",
-    "bias_correction": "Adam's, for the moments' start at zero",
-    "epsilon": "added to the denominator of the step",
-    "norm": "whose ball the step is along: spectral, euclidean or max",
-    "ball": "how matrices are orthogonalised; five classic Newton-Schulz iterations unless given",
-    "scale": "factor of a matrix's step by its shape: none, jordan, moonlight or spectral",
-    "aux": "names, * and ? as in file names, of matrices that the vectors' rule is for: embeddings, an output head",
-    "local": "training on the clients: plain, scaffold or prox",
-    "mu": "weight of prox, 0.1 unless given; only with local: prox",
-    "compression": "makes what is sent smaller: one of `fedfleet list compressions`",
-    "evaluate": "last: the model; last_two: the mean of the last two",
-}
-"""What an argument means where a recipe does not say, or refers to another."""
 
 HEAD = """\
 # Methods
@@ -80,7 +56,7 @@ def page(name: str) -> str:
         f"# `{name}`: {summary(entry)} {{ #{name} }}\n\n{paragraphs[0]}\n",
         f"{citation(module)}\n",
         f"## Equations\n\n{NOTATION}\n" + equations_of(paragraphs) + shared_equations(paragraphs[1]),
-        f"## Arguments\n\n{arguments(entry, tables)}",
+        f"## Arguments\n\n{arguments(name, tables)}",
         "## Costs\n\n" + table(("state", "down", "up", "gradients per step"), [entry[3:]]) + f"\n{COSTS}",
         measured.of_one_method(name),
         f"## Notes and departures from the paper\n\n{notes(paragraphs)}",
@@ -133,16 +109,12 @@ def prose(paragraph: str) -> str:
     return re.sub(r"^([^\n:]+:)\n- ", r"\1\n\n- ", escaped)
 
 
-def arguments(entry: Any, tables: Mapping[str, Mapping[str, Any]]) -> str:
+def arguments(name: str, tables: Mapping[str, Mapping[str, Any]]) -> str:
     """The table of a method's arguments."""
-    target = resolve(entry)
-    said, (hints, parameters) = sentences(target), signature(target)
-    rows = []
-    for key, parameter in parameters.items():
-        default = shown(parameter.default, tables) if parameter.default is not parameter.empty else ""
-        own = said.get(key, "")
-        meaning = COMMON.get(key, own) if not own or own.startswith("see ") else own
-        rows.append((f"`{key}`", in_words(hints[key]), f"`{default}`" if default else "", sentence(meaning)))
+    rows = [
+        (f"`{each.name}`", each.type, f"`{each.default}`" if each.default else "", sentence(each.meaning))
+        for each in arguments_of("METHODS", name, tables)
+    ]
     return table(("argument", "type", "default", "meaning"), rows)
 
 
@@ -150,39 +122,3 @@ def citation(module: Any) -> str:
     """The second paragraph of a method's file."""
     paragraphs = (inspect.getdoc(module) or "").split("\n\n")
     return " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
-
-
-def sentences(target: Any) -> dict[str, str]:
-    """What a recipe's docstring says of each argument: "lr, mu: a sentence; start: another"."""
-    known, said, last = signature(target)[1], {}, ()
-    for part in " ".join((inspect.getdoc(target) or "").split()).split(";"):
-        names, colon, text = part.partition(":")
-        keys = tuple(name.strip().split(" ")[-1] for name in names.split(","))
-        if colon and all(key in known for key in keys):
-            last, part = keys, text
-            said.update(dict.fromkeys(keys, ""))
-        for key in last:
-            said[key] = "; ".join(filter(None, [said[key], part.strip().rstrip(".").replace("|", "\\|")]))
-    return said
-
-
-def shown(value: Any, tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """A default as an experiment file has it."""
-    if is_dataclass(value) and hasattr(value, "table"):
-        entries = tables[getattr(value, "table")]  # noqa: B009 any part's
-        made = f":{type(value).__name__}"
-        name = next((n for n, entry in entries.items() if str(getattr(entry, "build", "")).endswith(made)), None)
-        if name is None:
-            return recipe(value, entries)
-        arguments = [f"{f.name}: {shown(getattr(value, f.name), tables)}" for f in fields(value)]
-        return f"{{{', '.join([f'name: {name}', *arguments])}}}"
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
-
-
-def recipe(value: Any, entries: Mapping[str, Any]) -> str:
-    """The name under which the table makes this part when no argument is given."""
-    for name, entry in entries.items():
-        target = resolve(entry)
-        if all(p.default is not p.empty for p in signature(target)[1].values()) and target() == value:
-            return name
-    raise ValueError(f"no entry of the table makes {value!r} by default; give the recipe's default a name there")

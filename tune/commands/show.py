@@ -16,7 +16,12 @@ from .options import KeyedCommand, overrides
 @click.command("show", cls=KeyedCommand)
 @click.argument("experiment")
 @overrides
-@click.option("--all", "everything", is_flag=True, help="Also print the keys that have their defaults.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Also print the keys that have their defaults, and the arguments of method and workload.",
+)
 @report_errors
 def command(experiment: str, overrides: tuple[str, ...], everything: bool) -> None:
     """Print the configuration, the parameters by kind, and the bytes that one round sends.
