@@ -101,6 +101,7 @@ METHODS = _methods(
         "Therien et al. 2025",
         "1 to 2 | 1 | 1 | 1",
     ),
+    ("data_parallel", "gradients at one model, and AdamW on the server", "McMahan et al. 2017", "0 | 1 | 1 | 1"),
     (
         "sparse_loco",
         "AdamW whose state clients keep, the largest changes in two bits with error feedback",

@@ -39,7 +39,7 @@ from tests.faults.runs import Watch, interrupt
 torch.set_num_threads(1)
 
 TOLERANCE = 1e-9
-DECAYS = {"diloco", "muloco", "sparse_loco"}
+DECAYS = {"diloco", "muloco", "sparse_loco", "data_parallel"}
 """Methods whose default rule has weight decay, which moves the model even if the gradient is zero."""
 FACTORED = {"ratio": 0.6, "layers": "all", "nearest": True}
 """Arguments of the methods that compress. The two weights of the tiny network are its first and its last."""

@@ -44,9 +44,29 @@ class WarmStarted(Algorithm):
 
 
 class Gradients(NamedTuple):
+    """The sum of a client's gradients at one point."""
+
     total: Tree  # sum of (n_b / n_1) g_b
     shares: Tensor  # (), sum of n_b / n_1
     first: Tensor  # (), int64, n_1
+
+    @staticmethod
+    def none(x: Tree) -> Gradients:
+        """The sum before the first batch."""
+        return Gradients(x.zeros(), x.flat.new_zeros(()), x.flat.new_zeros((), dtype=torch.int64))
+
+    def plus(self, oracle: Oracle, x: Tree) -> Gradients:
+        """The sum with the gradient at x on one more batch."""
+        examples = oracle.examples.to(self.first)
+        first = torch.where(self.first > 0, self.first, examples)
+        # The share of a full batch is exactly 1, so that the sum over full batches is the plain sum to the bit.
+        share = examples.to(self.shares) / first.to(self.shares)
+        return Gradients(self.total + oracle(x) * share, self.shares + share, first)
+
+    @property
+    def mean(self) -> Tree:
+        """The gradient over all examples of the batches."""
+        return self.total / torch.where(self.shares > 0, self.shares, 1.0)
 
 
 @dataclass(frozen=True)
@@ -69,18 +89,13 @@ class WarmStart(Algorithm):
         return self.method.client_init(public)
 
     def client_begin(self, public: Public, client: Client) -> Local:
-        x = public.x
-        return Gradients(x.zeros(), x.flat.new_zeros(()), x.flat.new_zeros((), dtype=torch.int64))
+        return Gradients.none(public.x)
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
-        examples = oracle.examples.to(local.first)
-        first = torch.where(local.first > 0, local.first, examples)
-        # The share of a full batch is exactly 1, so that the sum over full batches is the plain sum to the bit.
-        share = examples.to(local.shares) / first.to(local.shares)
-        return Gradients(local.total + oracle(public.x) * share, local.shares + share, first)
+        return local.plus(oracle, public.x)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
-        gradient = local.total / torch.where(local.shares > 0, local.shares, 1.0)
+        gradient = local.mean
         sent, facts = self.method.warm_start_sent(gradient), {"norm2": torch.zeros_like(local.shares)}
         message = Message((), (), facts, sent) if self.method.warm_start_averaged else Message((), sent, facts)
         return message, self.method.warm_started_client(client, gradient)

@@ -16,8 +16,8 @@ from ..method_form.numbers import numbers
 from ..method_form.scheduled import Scheduled, StepNumbers
 from . import schedules
 
-RULE = "rule"
-"""The field of a method that has its local rule."""
+RULE, SERVER = "rule", "server"
+"""The fields of a method that have its local rule and what the server does."""
 
 
 def scheduled(spec: Any, build: Callable[[Any], Algorithm], round: int, rounds: int, steps: int) -> Scheduled:
@@ -34,7 +34,9 @@ def scheduled(spec: Any, build: Callable[[Any], Algorithm], round: int, rounds: 
         other = schedules.resolve(replaced(spec, keys, peak / 2), round, rounds, "method", peaks=True)
         halved = numbers(build(other))
         changed = [at for at, value in before.items() if halved.get(at) != value]
-        if halved.keys() != before.keys() or any(before[at] != peak or RULE not in at for at in changed):
+        if halved.keys() != before.keys() or any(
+            before[at] != peak or RULE not in at or SERVER in at for at in changed
+        ):
             raise ConfigError(
                 f"{path}: a schedule over steps is for numbers of the local rule alone, and this one is used elsewhere;"
                 " give over: rounds"

@@ -104,10 +104,15 @@ class Scheduled(Algorithm):
         return self.method.decode(public, message)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        return self.method.server_update(server, mean, round)
+        return self._after_steps.server_update(server, mean, round)
 
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        return self.method.server_metrics(server, mean, round)
+        return self._after_steps.server_metrics(server, mean, round)
+
+    @property
+    def _after_steps(self) -> Algorithm:
+        """The method with the numbers of the last local step. A method that has the rule on the server takes them."""
+        return with_numbers(self.method, {path: row[-1] for path, row in self.step_numbers.rows.items()})
 
     def model(self, server: Server) -> Tree:
         return self.method.model(server)

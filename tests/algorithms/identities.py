@@ -290,6 +290,14 @@ TABLE = [
         )
         for carry in ("keep", "reset")
     ),
+    SameMethod(
+        f"{{name: data_parallel, rule: {SGD}}}",
+        f"{{name: fedavg, rule: {SGD}}}",
+        ONE_STEP,
+        exact=False,
+        why="A client that takes one step of plain descent moves by its gradient times the step size.",
+        apart=PARTIAL,
+    ),
     *(
         SameMethod(
             f"{{name: fedavgm, server_lr: 0.7, beta: 0, nesterov: {nesterov}}}",

@@ -70,6 +70,7 @@ VALUES: dict[str, Any] = {
 OWN: dict[tuple[str, str], Any] = {
     ("fedmud_bkd_f", "ratio"): 0.2,
     ("fedpara", "ratio"): 0.3,
+    ("data_parallel", "compression"): {"name": "coded", "codec": "sign"},
     ("mifa", "rule"): {"name": "sgd", "lr": 0.04},
 }
 """The same for single methods."""

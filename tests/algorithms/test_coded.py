@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedfleet.algorithms.contract import RunContext
+from fedfleet.algorithms.data_parallel import data_parallel
 from fedfleet.algorithms.diloco import diloco
 from fedfleet.algorithms.fedadam import fedadam
 from fedfleet.algorithms.fedavg import fedavg
@@ -23,7 +24,7 @@ from fedfleet.algorithms.local import Rule
 from fedfleet.algorithms.muloco import muloco
 from fedfleet.algorithms.parts.codecs import Coder, Identity
 from fedfleet.algorithms.parts.coded import Coding
-from fedfleet.algorithms.parts.compression import Compressed
+from fedfleet.algorithms.parts.compression import Compressed, hadamard
 from fedfleet.algorithms.parts.quantisers import (
     E3m0,
     Largest,
@@ -147,14 +148,33 @@ def bowl(size: int) -> Bowl:
     return Bowl(*(tuple(tuple(row.tolist()) for row in rows) for rows in (h, c)))
 
 
+def test_golden_values_of_data_parallel_training():
+    for golden, model in zip(
+        GOLDEN["data_parallel"], trained(data_parallel(RULE), rounds=4, steps=1).models(), strict=True
+    ):
+        np.testing.assert_allclose(model["x"], golden, rtol=1e-9)
+
+
+def test_data_parallel_clients_are_one_worker_with_all_their_batches():
+    """Two batches of one client are a batch of both; K workers with equal data and draws are one."""
+    twice = Bowl(BOWL.h[:1] * 2, BOWL.c[:1] * 2)
+    one = trained(data_parallel(RULE), ONE, 4, 1).models()
+    for problem, steps in ((ONE, 2), (twice, 1)):
+        for left, right in zip(one, trained(data_parallel(RULE), problem, 4, steps).models(), strict=True):
+            torch.testing.assert_close(left.flat, right.flat, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("make", [fedavg, data_parallel])
 @pytest.mark.parametrize("memory", ["none", "error", "ef21"])
-def test_golden_values_of_memories(memory):
-    golden = GOLDEN["feedback"][f"top2_{memory}"]
-    path = trained(fedavg(Sgd(0.3), compression=coded(Largest(0.34), memory)), bowl(6), len(golden), 1)
+def test_golden_values_of_memories(memory, make):
+    """A step of plain descent moves by its gradient times the step size, and data-parallel clients send the gradient;
+    the memory is in these units. The codec commutes with the step size."""
+    golden, unit = GOLDEN["feedback"][f"top2_{memory}"], 1.0 if make is fedavg else 0.3
+    path = trained(make(Sgd(0.3), compression=coded(Largest(0.34), memory)), bowl(6), len(golden), 1)
     for row, model, clients in zip(golden, path.models(), path.clients, strict=True):
         np.testing.assert_allclose(model["x"], row["x"], rtol=1e-9, atol=1e-14)
         if memory != "none":
-            np.testing.assert_allclose([c.memory["x"] for c in clients], row["memory"], rtol=1e-9, atol=1e-14)
+            np.testing.assert_allclose([unit * c.memory["x"] for c in clients], row["memory"], rtol=1e-9, atol=1e-14)
 
 
 # --- settings under which two methods are one -------------------------------------------------------------------------
@@ -299,6 +319,7 @@ def test_tensors_whose_code_has_no_fewer_bytes_are_sent_as_they_are():
         ),
         (lambda: Coding(Largest(), "ef21", mean="sent"), "mean: sent has no meaning with ef21"),
         (lambda: Coding(Sign(), decay=1.5), r"0 < decay <= 1 must hold, got decay=1\.5"),
+        (lambda: data_parallel(compression=hadamard()), "compression: clients send gradients, which only coded is for"),
         (lambda: build(fedavg(compression=Coding(Sign(), only=("w*",)))), "only: no tensor is called so, got w"),
         (lambda: build(fedexp(compression=Coding(Sign(), "ef21"))), "memory: ef21 gives no norms"),
         (lambda: build(fedexp(compression=Coding(Largest(), mean="sent"))), "mean: sent gives no norms"),

@@ -266,6 +266,14 @@ def test_the_rates_that_the_rule_sees(tmp_path, rounds, steps, block):
     assert [row["client/norm2"] for row in rows] == pytest.approx(moved, rel=1e-9)
 
 
+def test_a_rule_on_the_server_has_the_numbers_of_the_last_step():
+    """Data-parallel training with one step per round: the step of round t has the number of step t, 0 in the last."""
+    lr = {"schedule": "linear", "start": 0.3, "over": "steps"}
+    plan = {"clients": 3, "cohort": 3, "rounds": 4, "local": {"steps": 1, "batch": 1}}
+    rows = run(quadratic({"name": "data_parallel", "rule": {"name": "sgd", "lr": lr}}, {"dim": 6}, plan)).rows
+    assert [row["server/lr"] for row in rows] == pytest.approx([0.3 * (1 - t / 4) for t in range(1, 5)], abs=1e-12)
+
+
 def test_a_visit_begins_anew_in_every_round(tmp_path):
     lr = {"schedule": "step", "start": 0.2, "milestones": [1], "gamma": 0.5, "over": "visit"}
     rows = run(walking(tmp_path, lr, 3, 3)).rows
@@ -316,6 +324,7 @@ LINEAR = {"schedule": "linear", "start": 0.1, "over": "steps"}
             "a schedule over steps counts the steps of all clients together.*give over: rounds",
         ),
         ({"name": "fedavg", "server_lr": LINEAR}, {}, r"method\.server_lr: .* numbers of the local rule alone"),
+        ({"name": "fedexp", "evaluate": "last_two", "epsilon": LINEAR}, {}, r"method\.epsilon: .* local rule alone"),
         ({"name": "fedavg_m", "beta": LINEAR}, {}, r"method\.beta: .* numbers of the local rule alone"),
         (
             {"name": "fedavg", "rule": {"name": "sgd", "lr": {**LINEAR, "warmup": 10}}},
@@ -323,7 +332,7 @@ LINEAR = {"schedule": "linear", "start": 0.1, "over": "steps"}
             r"method\.rule\.lr: schedule linear: 0 <= warmup < 6 must hold, the length of the schedule, got warmup=10",
         ),
     ],
-    ids=["epochs", "asynchronous", "server", "momentum", "warm-up"],
+    ids=["epochs", "asynchronous", "server", "last two", "momentum", "warm-up"],
 )
 def test_schedules_over_steps_are_refused_where_they_have_no_meaning(method, federation, said):
     given = {
