@@ -57,5 +57,6 @@ SAMPLERS = {
     "agnostic": Entry(
         "fedfleet.engine.cohorts.agnostic:Agnostic", "weights that move towards clients or groups with large losses"
     ),
+    "tilted": Entry("fedfleet.engine.cohorts.tilted:Tilted", "S clients that weigh by an exponential of their losses"),
     "oort": Entry("fedfleet.engine.cohorts.oort:Oort", "clients with large losses and short durations"),
 }

@@ -38,7 +38,7 @@ class Case(NamedTuple):
         return method(PROBLEM.gradient, PROBLEM.start, PROBLEM.clients, *self.timetable, *given, **settings)
 
 
-_FOUND = json.loads(Path(__file__).with_name("golden_drift.json").read_text(encoding="utf-8"))
+_FOUND = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))
 PROBLEM = Regression(_FOUND["problem"]["rows"], _FOUND["problem"]["x0"])
 CASES = {name: Case(**case) for name, case in _FOUND["cases"].items()}
 

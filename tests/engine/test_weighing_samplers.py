@@ -1,4 +1,5 @@
-"""The sampler of agnostic federated learning: golden values, the draws by lambda, what it is the same as."""
+"""The samplers that set the weights of the mean, of agnostic federated learning and of TERM: golden values, the draws
+by lambda, what they are the same as."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ import torch
 
 from fedfleet.engine import run
 from fedfleet.engine.cohorts.agnostic import Agnostic, onto_simplex
+from fedfleet.engine.cohorts.tilted import Tilted
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.fleet.table import SAMPLERS
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.workload import Split, Workload
 from tests.algorithms.golden import CASES, DIGITS, PROBLEM, equal
-from tests.reference import agnostic as reference
+from tests.reference import fairness as reference
 
 from .test_samplers import ask, digits, play
 
@@ -69,23 +72,57 @@ def test_golden_values(name):
         np.testing.assert_allclose(state["lambda"], golden, rtol=0, atol=DIGITS)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_values_of_runs(name):
-    expected, settings, _ = of_case(name)
+def final(sampler, **federation):
+    """The model of a run of three rounds of two local steps on all rows."""
+    given = {"clients": 4, "cohort": 4, "rounds": 3, "local": {"steps": 2, "batch": 8}, "sampler": sampler}
     made = experiment(
         {
             "workload": Rows(),
             "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
-            "federation": {
-                **{"clients": 4, "cohort": 4, "rounds": 3, "local": {"steps": 2, "batch": 8}},
-                "sampler": {"name": "agnostic", **settings},
-            },
+            "federation": {**given, **federation},
             "engine": {"backend": "local", "dtype": "float64", "block": 2, "kernels": "torch"},
             "evaluate": {"every": 0},
             "tracking": {"uri": "none"},
         }
     )
-    equal({name: value.numpy() for name, value in run(made).model.items()}, expected["x"][-1])
+    return {name: value.numpy() for name, value in run(made).model.items()}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_values_of_runs(name):
+    expected, settings, _ = of_case(name)
+    equal(final({"name": "agnostic", **settings}), expected["x"][-1])
+
+
+@dataclass(frozen=True)
+class Fixed(Tilted):
+    """The cohorts of a case: in each round these clients alone can be drawn."""
+
+    cohorts: tuple[tuple[int, ...], ...] = ()
+
+    def draw(self, state, ask):
+        return super().draw(state, ask._replace(eligible=np.array(self.cohorts[ask.number - 1])))
+
+
+@pytest.mark.parametrize("name", ["term", "term, negative tilt, weights by examples"])
+def test_golden_values_of_term(name, monkeypatch):
+    case = CASES[name]
+    tilt, weights = case.settings["tilt"], case.settings.get("weights", "uniform")
+    path = reference.term(PROBLEM, LENGTHS, case.cohorts, case.K, 0.1, tilt, weights)
+    for x, golden in zip(path, case.expected["x"], strict=True):
+        equal(x, golden)
+    monkeypatch.setitem(SAMPLERS, "fixed", Fixed)
+    sampler = {"name": "fixed", "tilt": tilt, "cohorts": case.cohorts}
+    equal(final(sampler, cohort=2, weights=weights), case.expected["x"][-1])
+
+
+def test_a_tilt_of_zero_is_the_plain_mean():
+    assert run(digits({"name": "tilted", "tilt": 0.0})).model_sha256 == run(digits()).model_sha256
+
+
+def test_a_large_tilt_leaves_the_client_with_the_largest_loss():
+    draw = Tilted(1e6).draw({}, ask(1, size=3))  # the loss of client i is i
+    assert draw.weights[draw.clients].tolist() == [0.0, 0.0, 3.0]
 
 
 def test_the_projection():

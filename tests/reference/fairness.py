@@ -1,6 +1,7 @@
-"""Agnostic federated learning in numpy float64, from the paper; shares no code with the engine.
+"""Means that weigh clients by their losses, in numpy float64, from the papers; shares no code with the engine.
 
 agnostic    Mohri, Sivek, Suresh 2019, arXiv:1902.00146, with K local steps of all clients in each round
+term        Li, Beirami, Sanjabi, Smith 2021, arXiv:2007.01162, with clients as groups
 """
 
 import numpy as np
@@ -38,3 +39,19 @@ def agnostic(problem, sizes, groups, rounds, K, lr, gamma, floor=0.0):
         path.append(x)
         weights.append(lam)
     return path, weights
+
+
+def term(problem, sizes, cohorts, K, lr, tilt, weights="uniform"):
+    """x after each round. weights: uniform, or by examples."""
+    x, path = copy(problem.start), []
+    for r, cohort in enumerate(cohorts):
+        moved, total = zeros(x), 0.0
+        for i in cohort:
+            y = copy(x)
+            for k in range(K):
+                y = add(y, problem.gradient(i, y, r, k), -lr)
+            weight = (sizes[i] if weights == "examples" else 1.0) * np.exp(tilt * problem.loss(i, x))
+            moved, total = add(moved, add(y, x, -1.0), weight), total + weight
+        x = add(x, moved, 1 / total)
+        path.append(x)
+    return path
