@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 BYTES = "bytes"
 """The objective of a search that is no column of the records: the traffic of a run."""
@@ -40,6 +42,13 @@ def number(metric: str, value: float) -> str:
 def shown(metric: str, value: float) -> str:
     """A metric's value with its unit."""
     return f"{number(metric, value)}{' %' if is_share(metric) else ' MB' if metric == BYTES else ''}"
+
+
+def setting(value: Any) -> str:
+    """The value of a setting as short text, wherever runs, trials and points are named."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def duration(seconds: float) -> str:

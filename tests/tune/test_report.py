@@ -29,7 +29,7 @@ from fedfleet.tune.report import markdown
 from fedfleet.tune.report.charts import charts
 from fedfleet.tune.report.files import write_page, write_report
 from fedfleet.tune.report.findings import Findings, MeasuredRun, chosen_by, findings, mean_curve, undecided
-from fedfleet.tune.report.sensitivity import LINES, grids, short
+from fedfleet.tune.report.sensitivity import LINES, grids
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
 from fedfleet.tune.report.tables import privacy, tables
 from fedfleet.tune.search.plan import plan
@@ -38,6 +38,7 @@ from fedfleet.tune.search.trial_store import Trial
 from fedfleet.tune.study.cells import trials
 from fedfleet.tune.study.folder import Points, StudyFolder
 from fedfleet.tune.study.spec import Published, Report, load
+from fedfleet.tune.units import setting
 
 from .commands import invoke
 from .small_study import written
@@ -356,7 +357,7 @@ def test_grids_over_values_of_all_kinds(found: Findings, tmp_path: Path, values:
     svg = files_of(replace(found, trials=one))["sensitivity-1"]
     told = [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
     assert name in told
-    assert all(short(part).split(" ")[0] in " ".join(told) for part in parts)
+    assert all(setting(part).split(" ")[0] in " ".join(told) for part in parts)
 
 
 def with_statuses(found: Findings, *statuses: str) -> Findings:
@@ -850,3 +851,12 @@ def test_labels_have_the_defaults_of_what_a_file_leaves_out():
     ]
     same = labels_of([runs[0], {"method.name": "fedavg", "method.rule.name": "sgd", "method.rule.lr": 0.1}])
     assert same == ["fedavg", "fedavg"]
+    assert labels_of([{"method.name": "a", "workload.shape": shape} for shape in ([1, 8], (1, 8))]) == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0316227766, "0.03162"), (1e-9, "1e-09"), (123456, "123456"), (True, "true"), (None, "null"), ("sgd", "sgd")],
+)
+def test_a_setting_is_written_in_one_way(value: Any, text: str):
+    assert setting(value) == text

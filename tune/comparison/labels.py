@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
     written = {key for data in configurations for key in data}
     configurations = with_defaults([named(data, written) for data in configurations])
     keys = sorted({key for data in configurations for key in data})
-    differ = [key for key in keys if len({str(data.get(key)) for data in configurations}) > 1]
+    differ = [key for key in keys if len({as_text(data.get(key)) for data in configurations}) > 1]
     return [label_of(data, [key for key in differ if key != "method.name"]) for data in configurations]
 
 
@@ -56,6 +57,11 @@ def named(data: dict[str, Any], keys: set[str]) -> dict[str, Any]:
     """The settings in which parts that are given by a name alone are written like those with arguments: {"method.rule":
     "sgd"} -> {"method.rule.name": "sgd"}, if some run has this key."""
     return {f"{k}.name" if isinstance(v, str) and f"{k}.name" in keys else k: v for k, v in data.items()}
+
+
+def as_text(value: Any) -> str:
+    """A setting as text, the same for a list of a file and a tuple of an object."""
+    return json.dumps(value, default=str)
 
 
 def label_of(data: dict[str, Any], differ: list[str]) -> str:

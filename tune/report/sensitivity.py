@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..page.content import NO_STYLE, Axis, Chart, HeatMap, Marks, PageSection, TableCell, numbers, shares
 from ..study.folder import DIVERGED, FAILED
+from ..units import setting
 from .findings import Findings, MeasuredRun, name_of
 from .statistics import spread
 
@@ -51,7 +52,7 @@ class SettingsGrid(NamedTuple):
 
     def named(self, point: Point) -> str:
         """A point as text."""
-        return ", ".join(f"{name} {short(part)}" for name, part in zip(self.names, point, strict=True))
+        return ", ".join(f"{name} {setting(part)}" for name, part in zip(self.names, point, strict=True))
 
 
 def grids(found: Findings) -> list[SettingsGrid]:
@@ -135,10 +136,6 @@ def part_of(value: Any) -> Part:
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else str(value)
 
 
-def short(part: Part) -> str:
-    return part if isinstance(part, str) else f"{part:g}"
-
-
 # --- maps and charts --------------------------------------------------------------------------------------------------
 def sensitivity(found: Findings) -> PageSection:
     """Grids over two settings as maps; over one setting, or each of many, as charts."""
@@ -161,8 +158,8 @@ def setting_map(found: Findings, grid: SettingsGrid) -> HeatMap:
         text = MARKS[status] if status else found.number(grid.values[point])
         return TableCell(text, point == best, share[point], f"{grid.named(point)}: {status or text}")
 
-    made = [(short(row), [cell((row, column)) for column in columns]) for row in rows]
-    return HeatMap(grid.title, f"{grid.names[0]} ↓ {grid.names[1]} →", list(map(short, columns)), made)
+    made = [(setting(row), [cell((row, column)) for column in columns]) for row in rows]
+    return HeatMap(grid.title, f"{grid.names[0]} ↓ {grid.names[1]} →", list(map(setting, columns)), made)
 
 
 def setting_line(found: Findings, grid: SettingsGrid, at: int) -> Chart:
@@ -196,5 +193,5 @@ def setting_line(found: Findings, grid: SettingsGrid, at: int) -> Chart:
 
 def cut(part: Part) -> str:
     """A value as a label of an axis. The texts of the points have the whole value."""
-    text = short(part)
+    text = setting(part)
     return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..tracking.model import kept_model
 from ..tracking.origin import origin
 from ..tracking.run_header import RunHeader, header_of
 from ..tracking.writer import TOP, End
-from ..units import shown
+from ..units import setting, shown
 from .folder import trial_folder
 from .plan import SearchPlan
 from .trial_store import Trial
@@ -46,14 +45,9 @@ class SearchProgress(ProgressOfRuns[Trial]):
         if run.values:
             named = zip(self.objectives, run.values, strict=True)
             outcome = ", ".join(f"{name} {shown(name, value)}" for name, value in named)
-        params = ", ".join(f"{key} {short(value)}" for key, value in run.params.items())
+        params = ", ".join(f"{key} {setting(value)}" for key, value in run.params.items())
         line = f"{self.label(run)}: {outcome}, {run.rounds} rounds, {params}"
         return line, f"; {self.done} of {self.total} done, {self.state()}"
-
-
-def short(value: Any) -> str:
-    """A parameter's value as short text."""
-    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 class SearchTracker(TrackerOfRuns[Trial]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,7 @@ from ...engine.storage.secrets import redacted
 from ..page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, TableCell, numbers, row_of, thinned
 from ..page.html import render
 from ..ranges import Range, number
-from ..units import factor, shown, with_unit
+from ..units import factor, setting, shown, with_unit
 from .importance import importances, may_have_importances
 from .plan import CHOSE_A_SEED, SearchPlan
 from .trial_store import Trial, TrialStore
@@ -73,18 +72,11 @@ def facts(plan: SearchPlan, trials: list[Trial]) -> list[str]:
     ]
 
 
-def text_of(value: Any) -> str:
-    """A value of a range as text."""
-    if number(value):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def describe(plan: SearchPlan, trial: Trial) -> str:
     """A trial as the text that appears when the reader points at it."""
     named = zip(plan.settings.objectives, trial.values, strict=False)
     values = [f"{name} {shown(name, value)}" for name, value in named]
-    params = [f"{key.removeprefix('method.')} {text_of(value)}" for key, value in trial.params.items()]
+    params = [f"{key.removeprefix('method.')} {setting(value)}" for key, value in trial.params.items()]
     return "\n".join([f"trial {trial.number}, {trial.status}", *values, *params])
 
 
@@ -107,7 +99,7 @@ def heads(plan: SearchPlan) -> list[str]:
 def row(plan: SearchPlan, trial: Trial, best: tuple[int, ...]) -> list[TableCell]:
     values = [shown(name, v) for name, v in zip(plan.settings.objectives, trial.values, strict=False)]
     values += ["–"] * (len(plan.settings.objectives) - len(values))
-    params = [text_of(trial.params[r.key]) if r.key in trial.params else "–" for r in plan.ranges]
+    params = [setting(trial.params[r.key]) if r.key in trial.params else "–" for r in plan.ranges]
     status = f"{trial.status}: {trial.reason}" if trial.reason else trial.status
     cells = [str(trial.number), *values, *params, str(trial.rounds), status]
     return [TableCell(cell, trial.number in best) for cell in cells]
@@ -244,8 +236,8 @@ def axis_of(one: Range) -> tuple[Axis, Any]:
         return Axis(name, log=one.kind == "loguniform" or bool(one.spec.get("log"))), float
     if all(number(value) and value > 0 for value in one.values):
         return Axis(name, log=True), float
-    texts = list(dict.fromkeys(text_of(value) for value in one.values))
-    return Axis(name, labels=tuple(texts)), lambda value: texts.index(text_of(value))
+    texts = list(dict.fromkeys(setting(value) for value in one.values))
+    return Axis(name, labels=tuple(texts)), lambda value: texts.index(setting(value))
 
 
 def curves_note(objective: str) -> str:
