@@ -71,6 +71,8 @@ def table_of(summary: PartitionSummary) -> str:
     about += f", {summary.tests:,} test rows"
     if summary.client_index.held is not None:
         about += f", {len(summary.client_index.held.rows):,} rows held out by clients"
+    if summary.client_index.validation is not None:
+        about += f", {len(summary.client_index.validation.rows):,} rows for validation"
     about += f"\n{summary.left}" if summary.left else ""
     return f"{about}\n{columns(rows)}\npartition sha256 {partition_digest(summary.client_index)[:16]}…"
 

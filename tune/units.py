@@ -12,7 +12,7 @@ BYTES = "bytes"
 
 def is_share(metric: str) -> bool:
     """Whether a metric is shown in per cent."""
-    return metric.rsplit("/", 1)[-1].startswith(("accuracy", "auc"))
+    return metric.rsplit("/", 1)[-1].removeprefix("validation_").startswith(("accuracy", "auc"))
 
 
 def factor(metric: str) -> float:
@@ -24,6 +24,8 @@ def in_words(metric: str) -> str:
     """A metric in words, such as "test accuracy"."""
     prefix = {"eval": "test ", "train": "training "}.get(metric.partition("/")[0], "")
     name = metric.rpartition("/")[2].replace("_", " ")
+    if name.startswith("validation "):
+        prefix, name = "validation ", name.removeprefix("validation ")
     return prefix + (name.upper() if name == "auc" else name)
 
 

@@ -13,12 +13,13 @@ class ClientIndex(NamedTuple):
     `offsets`: (N + 1,) int64, ascending from 0. `rows`: (offsets[N],) int64, row numbers of the training columns.
     Client i has rows[offsets[i] : offsets[i + 1]]. No row belongs to two clients, and a row that belongs to none is not
     used. `held`: the index of the rows that each client has but does not train on, which are its own test set, or None.
-    The engine sets it; a partition leaves it out.
+    `validation`: the same of rows by which settings are chosen. The engine sets both; a partition leaves them out.
     """
 
     offsets: np.ndarray
     rows: np.ndarray
     held: ClientIndex | None = None
+    validation: ClientIndex | None = None
 
     @staticmethod
     def of(clients: list[np.ndarray]) -> ClientIndex:

@@ -58,9 +58,9 @@ the mean loss; the weights sum to 1, and padded examples have weight 0. A batch 
 """
 
 
-HELD_OUT = "held_out"
-"""Name of an optional training column, (n,) bool: true in rows that their client keeps for testing. The engine removes
-the column before batches are made."""
+HELD_OUT, VALIDATION = "held_out", "validation"
+"""Names of optional training columns, (n,) bool: true in rows that their client keeps for testing, and in rows by which
+settings are chosen. Their clients do not train on either. The engine removes the columns before batches are made."""
 
 
 class Split(NamedTuple):

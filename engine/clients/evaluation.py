@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,11 +37,20 @@ class TestSlice(NamedTuple):
     index: int
     begin: int
     end: int
+    validation: bool = False  # of the rows for validation in the order of their clients, and not of the test set
     branch: None = None  # as a TrainingTask has
 
     @property
     def description(self) -> str:
-        return f"evaluation of test rows {self.begin} to {self.end}"
+        return f"evaluation of {'validation' if self.validation else 'test'} rows {self.begin} to {self.end}"
+
+    def rows(self, train: Columns, test: Columns, client_index: ClientIndex) -> dict[str, Tensor]:
+        """The columns of its rows. train, test: all columns; client_index: of the run."""
+        if not self.validation:
+            return {name: column[self.begin : self.end] for name, column in test.items()}
+        assert client_index.validation is not None  # otherwise there is no such task
+        rows = torch.from_numpy(client_index.validation.rows[self.begin : self.end])
+        return {name: column.index_select(0, rows) for name, column in train.items()}
 
 
 class ClientGroup(NamedTuple):
@@ -50,13 +59,13 @@ class ClientGroup(NamedTuple):
     index: int
     begin: int
     end: int
-    held_out: bool = False  # on the rows that these clients hold out, not on their training rows
+    kind: Literal["training", "held", "validation"] = "training"  # which of their rows
     branch: None = None  # as a TrainingTask has
 
     @property
     def description(self) -> str:
-        where = ", on rows that they hold out" if self.held_out else ""
-        return f"evaluation of clients {self.begin} to {self.end}{where}"
+        where = {"training": "", "held": ", on rows that they hold out", "validation": ", on rows for validation"}
+        return f"evaluation of clients {self.begin} to {self.end}{where[self.kind]}"
 
 
 class LossProbe(NamedTuple):
@@ -105,22 +114,24 @@ def probe_losses(
     return {}, {"loss": np.array(found)}
 
 
-def test_slices(rows: int, size: int) -> list[TestSlice]:
-    """The tasks that evaluate a test set with this number of rows, `size` rows each."""
-    return [TestSlice(i, begin, min(begin + size, rows)) for i, begin in enumerate(range(0, rows, size))]
+def slices(rows: int, size: int, validation: bool = False) -> list[TestSlice]:
+    """The tasks that evaluate a test set with this number of rows, `size` rows each, or all rows for validation."""
+    return [TestSlice(i, begin, min(begin + size, rows), validation) for i, begin in enumerate(range(0, rows, size))]
 
 
-def client_groups(client_index: ClientIndex, size: int, held_out: bool = False) -> list[ClientGroup]:
+def client_groups(
+    client_index: ClientIndex, size: int, kind: Literal["training", "held", "validation"] = "training"
+) -> list[ClientGroup]:
     """The tasks that evaluate on the rows of all clients.
 
-    A task has consecutive clients with at most `size` rows in total, or one client with more. held_out: whether
-    `client_index` has the rows that clients hold out.
+    A task has consecutive clients with at most `size` rows in total, or one client with more. kind: which rows of the
+    clients `client_index` has.
     """
     cuts = [0]
     while cuts[-1] < len(client_index.sizes):
         most = client_index.offsets[cuts[-1]] + size
         cuts.append(max(cuts[-1] + 1, int(np.searchsorted(client_index.offsets, most, "right")) - 1))
-    return [ClientGroup(i, *cut, held_out) for i, cut in enumerate(pairwise(cuts))]
+    return [ClientGroup(i, *cut, kind) for i, cut in enumerate(pairwise(cuts))]
 
 
 def reports(workload: Workload, models: Sequence[Params], batch: Columns) -> list[dict[str, Tensor]]:
@@ -137,11 +148,11 @@ def reports(workload: Workload, models: Sequence[Params], batch: Columns) -> lis
 
 
 def evaluate_test_rows(
-    workload: Workload, models: Sequence[Params], test: Columns, task: TestSlice, device: torch.device
+    workload: Workload, models: Sequence[Params], rows: Columns, task: TestSlice, device: torch.device
 ) -> list[Metrics]:
     """For each model, the sums of the report's columns over some test rows, and the columns that the workload needs
-    unsummed. test: the columns of the whole test set."""
-    batch = {name: column[task.begin : task.end].to(device) for name, column in test.items()}
+    unsummed. rows: the columns of the task's rows."""
+    batch = {name: column.to(device) for name, column in rows.items()}
     found = []
     for report in reports(workload, models, batch):
         whole = {name: report[name].cpu().numpy() for name in workload.whole}
@@ -154,14 +165,13 @@ def evaluate_clients(
     workload: Workload, models: Sequence[Params], train: Columns, client_index: ClientIndex, task: ClientGroup,
     size: int, device: torch.device,
 ) -> list[Metrics]:  # fmt: skip
-    """For each model, the means of the report's columns over the rows of each client, (c,). Clients that hold out no
-    row are omitted.
+    """For each model, the means of the report's columns over the rows of each client, (c,). Clients without rows of the
+    task's kind are omitted.
 
     size: the number of rows in a batch.
     """
-    if task.held_out:
-        assert client_index.held is not None  # otherwise there is no such task
-        client_index = client_index.held
+    if task.kind != "training":
+        client_index = getattr(client_index, task.kind)  # there is one, or there would be no such task
     starts = client_index.offsets[task.begin : task.end + 1]
     rows, sizes = torch.from_numpy(client_index.rows[starts[0] : starts[-1]]), np.diff(starts)
     columns: list[dict[str, list[np.ndarray]]] = [{} for _ in models]
@@ -187,22 +197,30 @@ def evaluations(
 
     evaluate: the section of the configuration. test_rows: the size of the test set.
     """
-    yield test_slices(test_rows, evaluate.batch), partial(test_columns, workload)
+    yield slices(test_rows, evaluate.batch), partial(report_columns, workload)
     if evaluate.fairness:
         groups = client_groups(client_index, evaluate.batch)
         yield groups, lambda totals: client_columns(workload, totals.clients)
-    if client_index.held is not None:
-        groups = client_groups(client_index.held, evaluate.batch, held_out=True)
+    held, validation = client_index.held, client_index.validation
+    if held is not None:
+        groups = client_groups(held, evaluate.batch, "held")
         yield groups, lambda totals: client_columns(workload, totals.clients, "test_")
+    if validation is not None:
+        own = slices(len(validation.rows), evaluate.batch, validation=True)
+        yield own, partial(report_columns, workload, prefix="validation_")
+    if validation is not None and held is not None:  # settings are then chosen as they are tested
+        groups = client_groups(validation, evaluate.batch, "validation")
+        yield groups, lambda totals: client_columns(workload, totals.clients, "validation_")
 
 
-def test_columns(workload: Workload, totals: RoundTotals) -> dict[str, float]:
-    """The columns of the test set. totals: sums over all of its rows, and the columns that were not summed."""
+def report_columns(workload: Workload, totals: RoundTotals, prefix: str = "") -> dict[str, float]:
+    """The columns of the test set, or of the rows for validation. totals: sums over all of its rows, and the columns
+    that were not summed."""
     facts = totals.facts
     means = {name: value / facts["examples"] for name, value in facts.items() if name != "examples"}
     with plugin_errors("the workload's summary raised", EvaluationFailed):
         more = workload.summary(means, totals.clients)
-    return {f"eval/{name}": value for name, value in {**means, **more}.items()}
+    return {f"eval/{prefix}{name}": value for name, value in {**means, **more}.items()}
 
 
 def client_columns(workload: Workload, clients: Mapping[str, np.ndarray], prefix: str = "") -> dict[str, float]:

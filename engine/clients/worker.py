@@ -423,7 +423,8 @@ class Worker:
         workload, data, size = self.run_spec.workload, self.data, self.run_spec.experiment.evaluate.batch
         with self.kernels.around_losses(), evaluating():
             if isinstance(task, TestSlice):
-                return evaluate_test_rows(workload, models, data.test, task, self.device)
+                rows = task.rows(data.train, data.test, data.client_index)
+                return evaluate_test_rows(workload, models, rows, task, self.device)
             return evaluate_clients(workload, models, data.train, data.client_index, task, size, self.device)
 
     def _probe(self, task: LossProbe, p: Params) -> Metrics:

@@ -21,12 +21,13 @@ FREE_KEYS = (
 )
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
 """Settings that may change when a run is resumed, since they change no bit of the model."""
-NOT_FREE = ("evaluate.held_out",)
-"""Settings of free sections that may not change: rows that are held out are not trained on."""
+NOT_FREE = ("evaluate.held_out", "evaluate.validation")
+"""Settings of free sections that may not change: these rows are not trained on."""
 DEFAULTS = {
     "aggregate": "mean",
     "attack": None,
     "evaluate.held_out": 0.0,
+    "evaluate.validation": 0.0,
     "federation.sampler": "uniform",
     "federation.mean": "auto",
     "federation.without": [],
@@ -75,6 +76,7 @@ REFUSED = {
     "seed": POPULATION,
     "federation.clients": POPULATION,
     "evaluate.held_out": POPULATION,
+    "evaluate.validation": POPULATION,
     "engine.dtype": STATES,
     "engine.state_dtype": STATES,
     "engine.block": PLAN,

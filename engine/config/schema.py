@@ -549,6 +549,10 @@ class Evaluate(Section):
     held_out: float = Field(default=0.0, ge=0, lt=1)
     """The fraction of each client's rows that it does not train on, 0 or more and less than 1. The same two means over
     these rows are recorded."""
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """The fraction of each client's rows, 0 or more and less than 1, by which settings are chosen: they are neither
+    trained on nor test rows, and the model's report on all of them is recorded as `eval/validation_…`. With rows that
+    clients hold out, the two means over clients are recorded, too."""
 
 
 class Checkpoint(Section):

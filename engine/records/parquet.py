@@ -4,6 +4,8 @@ round                               1 … R
 train/loss                          the mean over the cohort of each client's mean loss over its local steps; empty in
                                     rounds without clients
 eval/…                              the workload's report on the test set, in rounds with an evaluation
+eval/validation_…                   with evaluate.validation: the same on the rows of all clients by which settings are
+                                    chosen
 eval/clients/…, …_worst             with evaluate.fairness: each client's mean over its own training rows, averaged over
                                     all clients and over the tenth of the clients with the worst means
 client/count, dropped               clients that took part; clients left out (failures, federation.without, Byzantine

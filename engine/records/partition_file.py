@@ -18,7 +18,7 @@ run, so only its digest is written."""
 
 def partition_digest(client_index: ClientIndex) -> str:
     """SHA-256 of which client has which rows, in order. The same seed and settings give the same digest."""
-    arrays = (*client_index[:2], *(client_index.held or ())[:2])
+    arrays = (*client_index[:2], *(client_index.held or ())[:2], *(client_index.validation or ())[:2])
     return sha256(np.ascontiguousarray(array, dtype="<i8").data for array in arrays)
 
 
@@ -32,6 +32,8 @@ def write_partition(client_index: ClientIndex, folder: Path) -> None:
     }
     if client_index.held is not None:
         about["held_out"] = len(client_index.held.rows)
+    if client_index.validation is not None:
+        about["validation"] = len(client_index.validation.rows)
     (folder / "partition.json").write_text(json.dumps(about, indent=2) + "\n")
     if len(client_index.sizes) + len(client_index.rows) > MOST_NUMBERS or client_index.rows.max(initial=0) >= 2**31:
         return

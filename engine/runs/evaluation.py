@@ -38,13 +38,14 @@ def _evaluate(
     split, settings = run_spec.split(), experiment.evaluate.model_copy(update={"fairness": clients})
     rows = split.test if test is None else test_columns(test, split.test)
     data = Data.of(split.train, rows, split.client_index)
-    client_index = split.client_index if clients else split.client_index._replace(held=None)
+    client_index = split.client_index if clients else split.client_index._replace(held=None, validation=None)
     p = {name: tensor.to(run_spec.device) for name, tensor in model.items()}
     workload, device = run_spec.workload, run_spec.device
 
     def metrics(task: Any) -> TaskResult:
         if isinstance(task, TestSlice):
-            (found,) = evaluate_test_rows(workload, [p], data.test, task, device)
+            own = task.rows(data.train, data.test, data.client_index)
+            (found,) = evaluate_test_rows(workload, [p], own, task, device)
         else:
             batch, index = settings.batch, data.client_index
             (found,) = evaluate_clients(workload, [p], data.train, index, task, batch, device)

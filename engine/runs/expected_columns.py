@@ -56,12 +56,24 @@ def _columns(made: Experiment) -> list[str] | None:
 
 
 def little(split: Split) -> Split:
-    """The split with the first training row of each client, and some of the test rows."""
-    offsets, rows = split.client_index.offsets, split.client_index.rows
-    client_index = ClientIndex(np.arange(len(offsets), dtype=np.int64), rows[offsets[:-1]])
+    """The split with the first training row of each client, some of the test rows, and some of those that clients hold
+    out or have for validation."""
+    whole = split.client_index
+    client_index = first_rows(whole, 1)
+    some = max(1, ROWS // len(whole.sizes))
+    apart = {name: first_rows(index, some) for name in ("held", "validation") if (index := getattr(whole, name))}
+    client_index = client_index._replace(**apart)
     count = len(next(iter(split.test.values())))
     chosen = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(np.int64))
     return split._replace(test={name: column[chosen] for name, column in split.test.items()}, client_index=client_index)
+
+
+def first_rows(index: ClientIndex, most: int) -> ClientIndex:
+    """The index with the first rows of each client, at most so many."""
+    sizes = np.minimum(index.sizes, most)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    places = np.arange(offsets[-1]) + np.repeat(index.offsets[:-1] - offsets[:-1], sizes)
+    return ClientIndex(offsets, index.rows[places])
 
 
 def is_plain_classification(experiment: Experiment) -> bool:

@@ -1,6 +1,7 @@
 """The data of a run and the rows of every client.
 
-Rows that clients keep for testing are marked by a column of the data set, or drawn from each client's rows.
+Rows that clients keep for testing, and rows by which settings are chosen, are marked by columns of the data set, or
+drawn from each client's rows.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import numpy as np
 
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex, check_index
-from ...workloads.workload import HELD_OUT, Split, Workload
+from ...workloads.workload import HELD_OUT, VALIDATION, Split, Workload
 from ..config.schema import Experiment
 from ..errors import ConfigError
 from ..user_code import plugin_errors
@@ -31,8 +32,11 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
         got = f"rows for {int((sizes > 0).sum())} of {clients} clients"
         raise ConfigError(f"workload: every client must have a row, got {got}; lower federation.clients")
     evaluate = experiment.evaluate
+    check_marks(split, evaluate.held_out)
     split = hold_out(split, evaluate.held_out, experiment.seed)
+    split = set_aside(split, evaluate.validation, experiment.seed)
     by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
+    by_client = by_client or ("validation" if split.client_index.validation is not None else "")
     if by_client and (absent := set(split.test) - set(split.train)):
         raise ConfigError(
             f"evaluate.{by_client}: the workload's report needs {', '.join(sorted(absent))}, which training "
@@ -81,6 +85,75 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
     return Split(train, split.test, train_index._replace(held=test_index))
 
 
+def check_marks(split: Split, held_out: float) -> None:
+    """Raise ConfigError if columns mark a row twice, or validation rows where test rows are drawn, which may meet."""
+    held, marks = split.train.get(HELD_OUT), split.train.get(VALIDATION)
+    if marks is None:
+        return
+    if held is None and held_out:
+        raise ConfigError(
+            f"evaluate.held_out: the workload's column {VALIDATION} needs a column {HELD_OUT} beside it, got "
+            f"held_out={held_out}; set it to 0, or mark both"
+        )
+    if held is not None and (both := int((np.asarray(held).astype(bool) & np.asarray(marks).astype(bool)).sum())):
+        raise ConfigError(
+            f"workload: a row must be held out or for validation, got {both} rows that the columns {HELD_OUT} and "
+            f"{VALIDATION} both mark; change one of them"
+        )
+
+
+def set_aside(split: Split, fraction: float, seed: int) -> Split:
+    """The split without the rows by which settings are chosen; these are in `client_index.validation`.
+
+    They are the rows that the column `validation` marks, or `fraction` of all of a client's rows, rounded to whole
+    rows, drawn from those that it does not hold out. With a fraction, a client that has two of them or more gives at
+    least one and keeps at least one. The drawn rows depend only on the seed, the client's number and its rows. Raises
+    ConfigError if both ways are given, if no client has a row to give, or if one has none left to train on.
+    """
+    train, client_index = dict(split.train), split.client_index
+    marks = train.pop(VALIDATION, None)
+    if marks is None and not fraction:
+        return split
+    if marks is not None and fraction:
+        raise ConfigError(
+            f"evaluate.validation: the workload's column {VALIDATION} already marks rows, got {fraction}; set it to 0"
+        )
+    left = client_index.sizes
+    whole = left if client_index.held is None else left + client_index.held.sizes
+    chosen = (
+        draw_validation(left, whole, fraction, seed)
+        if marks is None
+        else np.asarray(marks)[client_index.rows].astype(bool)
+    )
+    owner = np.repeat(np.arange(len(left)), left)
+    if not chosen.any():
+        raise ConfigError(
+            f"evaluate.validation: no client has a row for it, got clients of {left.max()} rows at most; lower "
+            "federation.clients or set it to 0"
+        )
+    if len(lacking := np.setdiff1d(owner[chosen], owner[~chosen])):
+        raise ConfigError(
+            f"workload: every client must have a row to train on, got {len(lacking)} clients without one (client "
+            f"{lacking[0]}); change the column {VALIDATION} or lower federation.clients"
+        )
+    validation, kept = (select_rows(client_index.rows, owner, some, len(left)) for some in (chosen, ~chosen))
+    return Split(train, split.test, kept._replace(held=client_index.held, validation=validation))
+
+
+def draw_validation(left: np.ndarray, whole: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """(n,) bool in the order of the clients' rows that are left: true for rows for validation. whole: (N,) the rows of
+    each client before it held some out."""
+    chosen = np.zeros(int(left.sum()), dtype=bool)
+    begins = np.cumsum(left) - left
+    some = np.flatnonzero(left > 1)  # a client with one row trains on it
+    randoms = counted.numpy_generators(counted.key(seed, "validation", some))
+    for client, random in zip(some.tolist(), randoms, strict=True):
+        begin, rows = int(begins[client]), int(left[client])
+        count = min(max(1, round(fraction * int(whole[client]))), rows - 1)
+        chosen[begin + random.permutation(rows)[:count]] = True
+    return chosen
+
+
 def draw_held_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """(n,) bool in the order of the clients' rows: true for rows that are held out, drawn at random for each client."""
     held = np.zeros(int(sizes.sum()), dtype=bool)
@@ -102,7 +175,8 @@ def select_rows(rows: np.ndarray, owner: np.ndarray, chosen: np.ndarray, clients
 def unused_rows(split: Split) -> str:
     """A sentence on training rows that belong to no client, "" if all rows are used."""
     client_index, rows = split.client_index, len(next(iter(split.train.values())))
-    used = len(client_index.rows) + (0 if client_index.held is None else len(client_index.held.rows))
+    apart = [index for index in (client_index.held, client_index.validation) if index is not None]
+    used = len(client_index.rows) + sum(len(index.rows) for index in apart)
     if used >= rows:
         return ""
     return (

@@ -514,12 +514,12 @@ def test_the_shorter_trials_of_a_reduced_study_make_its_choices(tmp_path: Path):
 @pytest.mark.parametrize(
     ("tune", "says"),
     [
-        ({}, "by the reported metric on the test set, as in the papers"),
+        ({}, "by the reported metric on the test set"),
         ({"metric": "train/loss"}, "by train/loss"),
         ({"metric": "train/loss", "last": 3}, "by train/loss, as the mean of the last 3 evaluations"),
         (
             {"seeds": [7, 8], "rounds": 3},
-            "on the test set, as in the papers, in trials with seeds 7, 8, in trials of 3 rounds",
+            "on the test set, in trials with seeds 7, 8, in trials of 3 rounds",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from ..run_files import column, data_in_part, privacy_spent, read_table, version
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
+from ..validation import on_validation
 from .statistics import Spread, spread
 
 Place = tuple[str, ...]
@@ -211,8 +212,10 @@ def chosen_by(study: Study) -> str:
     """What the best points were chosen by, as the end of a sentence."""
     tune, own = study.tune, study.deciding == study.report.metric
     text = "by the reported metric" if own else f"by {study.deciding}"
-    if study.deciding.startswith("eval/") and not study.deciding.startswith("eval/clients/"):
-        text += " on the test set, as in the papers" if own else " on the test set"
+    if on_validation(study.deciding) and not study.deciding.startswith("eval/clients/"):
+        text += " on the test set"
+    elif on_validation(study.report.metric) == study.deciding:
+        text = f"by {units.in_words(study.deciding)}, on {study.validation:.0%} of each client's rows"
     if tune.last > 1:
         text += f", as the mean of the last {tune.last} evaluations"
     if tune.seeds is not None and set(tune.seeds) != set(study.seeds):

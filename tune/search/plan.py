@@ -14,6 +14,7 @@ from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded_address
 from ..ranges import Range, corners, decided, ranges
+from ..validation import fraction, refuse_test_metric
 
 TOTALS = ("bytes", "seconds")
 """Objectives that are no columns of the record: bytes in both directions, and seconds, of a whole run."""
@@ -36,7 +37,7 @@ class SearchSettings(Section):
 
     objectives: dict[str, Literal["max", "min"]] = Field(default_factory=lambda: {"eval/accuracy": "max"})
     """What is searched for, a column of rounds.parquet, or `bytes` or `seconds` of the whole run, each with `max` or
-    `min` (default: the largest eval/accuracy)."""
+    `min` (default: the largest eval/accuracy; with `evaluate.validation`, eval/validation_accuracy)."""
     last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     """The number of last evaluated rounds whose mean is the value of a trial, at least 1."""
     sampler: Literal["auto", "tpe", "random", "cmaes", "grid"] = "auto"
@@ -161,7 +162,10 @@ class SearchPlan:
 def plan(data: dict[str, Any]) -> SearchPlan:
     """The plan for a file's plain data; ConfigError if it cannot be searched as it is written."""
     data = own(data)
-    made = SearchPlan(data, settings(data.pop("search", None) or {}))
+    given = data.pop("search", None) or {}
+    if fraction(data) and isinstance(given, dict):
+        given = {"objectives": {"eval/validation_accuracy": "max"}, **given}
+    made = SearchPlan(data, settings(given))
     check(made)
     return made
 
@@ -182,6 +186,8 @@ def check(made: SearchPlan) -> None:
             "{search: loguniform, low: 1e-3, high: 1}, or give --paper-grid"
         )
     lists = [r.key for r in found if not r.listed]
+    for metric in asked.objectives if fraction(made.data) else ():
+        refuse_test_metric("search.objectives", metric)
     if made.sampler == "grid" and lists:
         raise ConfigError(
             f"search.sampler: grid needs lists of values, and {lists[0]} is a range; use tpe, random or cmaes"

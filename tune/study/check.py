@@ -20,6 +20,7 @@ from ...engine.runs.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ..tracking.stores import store
 from ..tracking.writers import check_names
+from ..validation import refuse_test_metric
 from .cells import Cell, cells, first_values, grid, has_ranges, levels, planned
 from .searches import check_searches
 from .spec import Study, better
@@ -95,6 +96,8 @@ def check_metrics(study: Study) -> None:
 
     Levels that differ only in numbers have the same columns and are checked once.
     """
+    if study.validation and study.tune.each != "none":
+        refuse_test_metric("tune.metric", study.deciding)
     wanted = {"report.metric": study.report.metric, "tune.metric": study.deciding}
     by_workload: dict[str, list[Experiment]] = {}
     for _, at in levels(study):

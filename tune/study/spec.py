@@ -21,6 +21,7 @@ from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded
 from ..files import listed, load_data, located, override, read_yaml
+from ..validation import fraction, on_validation
 
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
 """The defaults of an experiment."""
@@ -37,7 +38,8 @@ class Tune(Section):
     `level`, for all seeds of a level together; `once`, for all levels and seeds together; or `none` (default), the
     first value of every grid, without trials."""
     metric: str | None = None
-    """The column of rounds.parquet that decides (default: that of the report)."""
+    """The column of rounds.parquet that decides (default: that of the report; with `evaluate.validation`, the same on
+    the rows for validation)."""
     best: Literal["auto", "max", "min"] = "auto"
     """Whether larger (`max`) or smaller (`min`) values of it are better. `auto` (default) is `report.best` if that is
     given, and otherwise follows from the metric in the same way."""
@@ -62,7 +64,8 @@ class Tune(Section):
 def better(metric: Any, lower: Iterable[str] = ()) -> Literal["max", "min"]:
     """Whether larger or smaller values of a column are better, also of one over clients, such as
     eval/clients/loss_worst. lower: as the workload has it."""
-    name = str(metric).replace("eval/clients/test_", "eval/").replace("eval/clients/", "eval/").removesuffix("_worst")
+    name = str(metric).replace("eval/clients/", "eval/").removesuffix("_worst")
+    name = name.replace("eval/test_", "eval/").replace("eval/validation_", "eval/")
     return "min" if name.endswith("loss") or name in {f"eval/{each}" for each in lower} else "max"
 
 
@@ -166,8 +169,16 @@ class Study(Section):
 
     @property
     def deciding(self) -> str:
-        """The column by which the best point of the grids is chosen."""
+        """The column by which the best point of the grids is chosen: by default the reported one, on the rows for
+        validation if there are any."""
+        if self.tune.metric is None and self.validation:
+            return on_validation(self.report.metric) or self.report.metric
         return self.tune.metric or self.report.metric
+
+    @property
+    def validation(self) -> Any:
+        """The fraction of each client's rows by which settings are chosen, 0 for none."""
+        return fraction(self.experiment)
 
     @property
     def full_rounds(self) -> Any:

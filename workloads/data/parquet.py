@@ -25,11 +25,12 @@ from ..files.cells import Clients, Column, Feature, Inputs, Labels, Marks
 from ..files.roots import Found, Layout
 from ..models.small import Mlp
 from ..partitions.standard import Iid
-from ..workload import HELD_OUT, Columns, Model, Partition
+from ..workload import HELD_OUT, VALIDATION, Columns, Model, Partition
 from .images import FromFiles, columns_of, pictures
 
 TRAIN = ("train", "training")
 TEST = ("test", "testing")
+VALID = ("validation", "valid")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Parquet(FromFiles):
     `folder`: the folder below the data root. `input`, `label`, `client`: names of the columns; `input` may be several.
     `shape`: shape of one input. `classes`: number of classes; labels are 0, 1, … `split_column`: a column with "train"
     or "test", or true in test rows. `test_fraction`: the fraction of all rows that are test rows. `held_out`: a column
-    that is true in rows that their client does not train on.
+    that is true in rows that their client does not train on. `validation`: the same for rows by which settings are
+    chosen.
     """
 
     model: Model = Mlp()
@@ -53,6 +55,7 @@ class Parquet(FromFiles):
     split_column: str | None = None
     test_fraction: float = 0.0
     held_out: str | None = None
+    validation: str | None = None
 
     fetch: ClassVar[str] = "put your files there, or set workload.folder"
 
@@ -84,6 +87,7 @@ class Parquet(FromFiles):
 
     def settings(self) -> str:
         rows = f"{self.split_column} {self.test_fraction} {self.held_out}"
+        rows += f" {self.validation}" if self.validation is not None else ""
         return f"Parquet {self.input} {self.label} {self.client} {self.shape} {rows} checked"
 
     def layouts(self) -> tuple[Layout, ...]:
@@ -102,7 +106,7 @@ class Parquet(FromFiles):
                 f"{self.input} must be of one type in the training and test files, got {train['input'].dtype} and "
                 f"{test['input'].dtype}: bytes are scaled to [0, 1], other numbers are not"
             )
-        return train, {name: rows for name, rows in test.items() if name != HELD_OUT}
+        return train, {name: rows for name, rows in test.items() if name not in (HELD_OUT, VALIDATION)}
 
     def drawn(self, rows: int) -> np.ndarray:
         """(rows,) bool: true in test rows, which are drawn at random but are the same for every seed."""
@@ -124,6 +128,8 @@ class Parquet(FromFiles):
             wanted["test"] = Marks(self.split_column, TEST, TRAIN)
         if self.held_out is not None and train:
             wanted[HELD_OUT] = Marks(self.held_out, TEST, TRAIN)
+        if self.validation is not None and train:
+            wanted[VALIDATION] = Marks(self.validation, VALID, TRAIN)
         columns = dict(zip(wanted, columns_of(paths, list(wanted.values())), strict=True))
         if features:
             columns["input"] = np.concatenate([columns.pop(f"feature {name}") for name in features], axis=1)
