@@ -117,7 +117,7 @@ class TrainingTask(NamedTuple):
         positions = np.searchsorted(sampled, task.clients)
         visits, weights, read, write = (column[positions] for column in columns)
         taken = None if steps is None else steps[positions]
-        return TrainingTask(task, *when, visits, weights, read, write, positions, None, taken)
+        return TrainingTask(task, *when, visits, weights, read, write, positions, steps=taken)
 
     @property
     def index(self) -> int:

@@ -325,20 +325,26 @@ class Stream(Training):
 
     def _task(self, running: Running, group: Group, place: int) -> TrainingTask:
         """The task of some blocks. place: of their version's public state in the broadcast."""
-        jobs = group.jobs
-        count, cuts = len(jobs), tuple(np.cumsum([len(block.jobs) for block in group.blocks]).tolist())
-        ahead = [self._is_ahead(job) for job in jobs]
-        targets = [job.target if used else UNUSED for job, used in zip(jobs, ahead, strict=True)]
-        weights = [self._weight(job) if used else 1.0 for job, used in zip(jobs, ahead, strict=True)]
-        read = [self._row(job) if used else -1 for job, used in zip(jobs, ahead, strict=True)]
-        write = self.table.reserve_waiting(count)
-        task = ClientTask(running.count, np.array([job.client for job in jobs], dtype=np.int64), cuts)
+        jobs = [(job, self._is_ahead(job)) for job in group.jobs]
+        cuts = np.cumsum([len(block.jobs) for block in group.blocks]).tolist()
+        write = self.table.reserve_waiting(len(jobs))
+        clients = np.array([job.client for job, _ in jobs], dtype=np.int64)
+        task = TrainingTask(
+            ClientTask(running.count, clients, tuple(cuts)),
+            round=group.version + 1,
+            warm_start=False,
+            visits=np.array([job.visit for job, _ in jobs], dtype=np.int64),
+            weights=np.array([self._weight(job) if used else 1.0 for job, used in jobs]),
+            read=np.array([self._row(job) if used else -1 for job, used in jobs], dtype=np.int64),
+            write=write,
+            position=np.arange(len(jobs)),
+            steps=None if self.whole else np.array([job.steps for job, _ in jobs], dtype=np.int64),
+            targets=np.array([job.target if used else UNUSED for job, used in jobs], dtype=np.int64),
+            public=place,
+        )
         running.given[running.count] = group, write
         running.count += 1
-        visits, steps = (np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in ("visit", "steps"))
-        columns = (visits, np.array(weights), np.array(read, dtype=np.int64), write, np.arange(count))
-        taken, used_by = None if self.whole else steps, np.array(targets, dtype=np.int64)
-        return TrainingTask(task, group.version + 1, False, *columns, None, taken, used_by, place)
+        return task
 
     def _weight(self, job: Job) -> float:
         """The weight with which the job's update adds its result."""
