@@ -9,6 +9,7 @@ import pytest
 from fedfleet.engine.cohorts.tasks import ClientTask, TrainingTask, tree_shape
 from fedfleet.engine.reduction.tree import (
     PartialSum,
+    Sums,
     TaskResult,
     TreeNode,
     TreeReducer,
@@ -85,6 +86,17 @@ def test_a_task_without_clients_adds_nothing():
     totals = reduce_in_order(tree_shape(works), reversed(results))
     assert totals.leaves[0].tobytes() == (one + other).tobytes()
     assert totals.dropped == (4,)
+
+
+def test_halves_of_a_task_are_added_for_each_of_their_updates():
+    """The first half has clients for the updates 3 and 4 in block 0, the second one for the update 3 in both blocks."""
+    one, other, more, last = values(4)
+    left = TaskResult(0, [], apart={(0, 3): Sums([one.copy()], {"loss": 1.0}), (0, 4): Sums([other], {"loss": 2.0})})
+    right = TaskResult(0, [], apart={(0, 3): Sums([more], {"loss": 4.0}), (1, 3): Sums([last], {"loss": 8.0})})
+    found = TaskResult.join([left, right]).apart
+    assert {target: sums.facts["loss"] for target, sums in found.items()} == {(0, 3): 5.0, (0, 4): 2.0, (1, 3): 8.0}
+    expected = {(0, 3): one + more, (0, 4): other, (1, 3): last}
+    assert all(found[target].leaves[0].tobytes() == value.tobytes() for target, value in expected.items())
 
 
 def test_what_came_from_elsewhere_is_left_as_it_was():
