@@ -96,8 +96,6 @@ class Adam(Rule):
         one_of("all", "matrices", decay_on=self.decay_on)
         if self.decay_on == "all":
             refuse({"no_decay": self.no_decay or None}, "all tensors decay", "leave it out, or give decay_on: matrices")
-        elif not nonzero(self.weight_decay):
-            refuse({"decay_on": self.decay_on}, "weight_decay is 0", "leave it out, or give a weight_decay")
 
     def init(self, x: Tree) -> Moments:
         return Moments(x.zeros(), x.zeros(), x.flat.new_zeros(()))

@@ -44,6 +44,22 @@ METHODS_OF_MEMBERS: dict[str, list[dict[str, Any]]] = {
         for lr, server_lr, decay in ((0.01, 0.1, 0.01), (0.003, 0.01, 0.0))
     ],
     "local_muon": [{"name": "local_muon", "matrix_lr": lr, "vector_lr": 2 * lr} for lr in (0.1, 0.03)],
+    "schedule over steps": [
+        {
+            "name": "fedavg",
+            "rule": {"name": "momentum", "lr": {"schedule": "cosine", "start": 0.1, "over": "steps"}},
+            "server_lr": server_lr,
+        }
+        for server_lr in (0.9, 1.1)
+    ],
+    "coded": [
+        {
+            "name": "diloco",
+            "outer_lr": outer_lr,
+            "compression": {"name": "coded", "codec": "statistical", "decay": decay},
+        }
+        for outer_lr, decay in ((0.7, 0.9), (0.8, 0.95))
+    ],
     "schedule": [
         {"name": "fedavg", "rule": {"name": "sgd", "lr": {"schedule": "exponential", "start": start, "decay": 0.5}}}
         for start in (0.2, 0.4)
