@@ -32,7 +32,7 @@ import ray
 from scale import config, spread
 
 from fedfleet.engine.backends.ray.arrow_columns import to_arrow
-from fedfleet.engine.backends.ray.connect import here, start_ray
+from fedfleet.engine.backends.ray.connect import connect, here
 from fedfleet.engine.backends.ray.driver_actor import examples
 from fedfleet.engine.backends.ray.ray_pool import Hooks, RayPool
 from fedfleet.engine.backends.ray.worker_handle import WorkerRequest
@@ -41,7 +41,6 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.rounds.driver import Driver
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.launch import new_run_id
-from fedfleet.engine.state.folders import state_folder
 from fedfleet.engine.state.row_files import FILES, paths
 
 MIB = 2**20
@@ -100,8 +99,8 @@ def compare(asked: argparse.Namespace) -> None:
     run_specs = [run_spec_of(size, asked) for size in asked.sizes]
     held = []
     for run_spec, size in zip(run_specs, asked.sizes, strict=True):
-        held += hold_states(state_folder(run_spec), ROWS[asked.work] * (size + 2 * asked.cohort)) if asked.held else []
-    start_ray(run_specs[0])
+        held += hold_states(run_spec.state_folder, ROWS[asked.work] * (size + 2 * asked.cohort)) if asked.held else []
+    connect(run_specs[0].experiment.engine)
     pairs, shares = [], []
     for few, many in zip(*map(play, run_specs), strict=True):
         pairs.append((few["time/seconds"], many["time/seconds"]))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..algorithms.contract import Algorithm, Deferred, RunContext
 from ..algorithms.tree import Layout, Tree
 from ..workloads.workload import Split, Workload
 from .accelerators.settings import applied
+from .aggregation.stage_plan import StagePlan
 from .cohorts.samplers import CountedSampler, Sampler
 from .config import schedules
 from .config.finite import check_finite
@@ -30,6 +32,7 @@ from .kernels.block_convolutions import entry_of
 from .kernels.contract import Kernels
 from .method_form.batch_norm import Buffered
 from .privacy.privacy_plan import PrivacyPlan
+from .state.folders import state_folder
 from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
 from .workload.model import building_model, check_network, check_size, like, multiplications, tensors_of
@@ -231,6 +234,13 @@ class RunSpec:
             return self.stage.attack.members(clients, self.experiment.seed)
 
     @built_once
+    def stage_plan(self) -> StagePlan:
+        """The stage, and what follows for it from the federation."""
+        federation, warm_start = self.experiment.federation, self.method().warm_start is not None
+        seed, buffers = self.experiment.seed, len(self.buffers)
+        return StagePlan(self.stage, federation, seed, self.sampler, self.byzantine, buffers, warm_start)
+
+    @built_once
     def buffers(self) -> tuple[str, ...]:
         """The names of the model's running statistics."""
         with plugin_errors("workload", settings=self.experiment.workload):
@@ -323,6 +333,11 @@ class RunSpec:
         """The number of processes that train."""
         return self.experiment.engine.count_workers() if self.backend.name == "ray" else 1
 
+    @property
+    def state_folder(self) -> Path:
+        """The folder of the client states; no other run uses it."""
+        return state_folder(self.experiment.engine, self.run_id, self.directory)
+
     def on_cpu(self) -> RunSpec:
         """The same run for a worker without a GPU."""
         return self.with_engine(self.experiment.engine.model_copy(update={"device": "cpu"}))
@@ -335,9 +350,11 @@ class RunSpec:
         """The same run with other settings. Nothing is built of them, and nothing is proven."""
         return replace(self, experiment=experiment, proofs={}, built={})
 
-    def with_gpus(self, gpus: float) -> RunSpec:
-        """The same run for a worker that reserves this many GPUs, or a fraction of one."""
+    def for_worker(self, gpus: float) -> RunSpec:
+        """The same run for a worker that reserves this many GPUs, or a fraction of one, while others may have some."""
         engine = self.experiment.engine
+        if not gpus and engine.on_gpus():
+            return self.on_cpu()
         if engine.gpus == gpus:
             return self
         return self.with_engine(engine.model_copy(update={"gpus": gpus}))

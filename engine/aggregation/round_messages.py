@@ -18,7 +18,6 @@ from ...algorithms.aggregation.messages import Answer, Stored, combined_gram, pr
 from ...workloads import counted
 from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
 from . import passes
-from .collecting import number_of_faults
 from .message_rows import Span, Vector, grouped
 from .passes import PassTask, Piece, Work, in_piece, in_tasks, pieces_of
 from .staged import StagedMessages
@@ -35,7 +34,7 @@ class RoundMessages:
     for the pass over all clients. clients: (S,). rows: (S,) of their messages. weights: (S,) their client weights.
     norms2: (S, V) the squared norms of the vectors, each by itself. byzantine: (S,) bool: which of them attack in this
     round. drawn: the number of clients in the round, with those that were dropped. forged_row, extra_row: see
-    `further_rows`.
+    `StagePlan.further_rows`.
     """
 
     staged: StagedMessages
@@ -77,7 +76,7 @@ class RoundMessages:
 
     def about(self, vector: Vector, *purpose: Any) -> dict[str, Any]:
         """Arguments of `Messages` for one vector. purpose: of its random numbers, those of the rule by default."""
-        key = counted.key(self.staged.run_spec.experiment.seed, *(purpose or ("aggregate", self.number)))
+        key = counted.key(self.staged.plan.seed, *(purpose or ("aggregate", self.number)))
         return {"length": vector.length, "round": self.number, "key": key}
 
     @property
@@ -88,13 +87,12 @@ class RoundMessages:
     @property
     def full_cohort(self) -> int:
         """The number of clients that a round should have."""
-        return self.staged.run_spec.experiment.federation.cohort
+        return self.staged.plan.federation.cohort
 
     def faults(self, count: int, left_out: int) -> int:
         """f of the rule for so many messages. left_out: those that are not finite; the rule sees none of them, and f is
         lower by as many."""
-        staged = self.staged
-        return max(0, number_of_faults(staged.run_spec, staged.rule, count, self.drawn, self.attackers) - left_out)
+        return max(0, self.staged.plan.faults(count, self.drawn, self.attackers) - left_out)
 
     # --- their rows ---------------------------------------------------------------------------------------------------
     def write(self, row: int, spans: Sequence[Span], values: Sequence[Tensor]) -> None:

@@ -176,7 +176,7 @@ def robust_columns(by_vector: Sequence[StoredRows], answer: Answer, apart: np.nd
     columns = {"robust/broken": float((~chosen).any(axis=0).sum())}
     spread2 = float(first.norms2[those].mean()) - apart[1] if those.any() else 0.0
     columns["robust/error"] = float(np.sqrt(apart[0] / spread2)) if spread2 > 0 else 0.0
-    if answer.weights is not None and first.messages.staged.run_spec.stage.attack is not None:
+    if answer.weights is not None and first.messages.staged.plan.stage.attack is not None:
         own = answer.stored_weights()[: len(those)]
         columns["robust/kept_honest"] = float(own[those].sum())
         columns["robust/kept_byzantine"] = float(own[~those].sum())

@@ -23,10 +23,7 @@ from ..cohorts.tasks import TrainingTask
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..reduction.tree import RoundTotals
-from ..run_spec import RunSpec
-from ..state.folders import message_folder
 from .attack import apply_attack
-from .collecting import collects, further_rows, largest_cohort, planned_rule
 from .message_rows import (
     EXTRA,
     Span,
@@ -41,6 +38,7 @@ from .message_rows import (
 from .passes import PIECE
 from .round_messages import RoundMessages, RunPass
 from .rule import Aggregated, StageState, apply_rule, is_pairwise
+from .stage_plan import StagePlan
 from .staged import StagedMessages
 
 GRAMS = 8
@@ -51,19 +49,19 @@ rounding errors, the order of the distances."""
 class StageRunner:
     """Runs the stage of every round. Its state is passed in and returned, as the server's is."""
 
-    def __init__(self, run_spec: RunSpec, run_pass: RunPass) -> None:
-        """run_pass: has the workers run the tasks of a pass, and returns their results in any order."""
-        self.run_spec, self.run_pass = run_spec, run_pass
-        self.stage, self.rule = run_spec.stage, planned_rule(run_spec)
-        self.collects = collects(run_spec)
-        self.removed = np.array(run_spec.experiment.federation.without, dtype=np.int64)
+    def __init__(self, plan: StagePlan, run_pass: RunPass, folder: str = "") -> None:
+        """run_pass: has the workers run the tasks of a pass, and returns their results in any order. folder: of the
+        rows, if the run collects messages."""
+        self.plan, self.run_pass, self.folder = plan, run_pass, folder
+        self.stage, self.rule, self.collects = plan.stage, plan.rule, plan.collects
+        self.removed = np.array(plan.federation.without, dtype=np.int64)
         self.staged: dict[bool, StagedMessages] = {}  # by warm_start
-        self.forged_row, self.extra_row = further_rows(run_spec)
+        self.forged_row, self.extra_row = plan.further_rows
 
     def check_memory(self, free: int | None) -> None:
         """Raise ConfigError if a rule cannot look at the messages of the largest round in memory. free: the bytes that
         are available, None if the system does not say."""
-        attack, rows = self.stage.attack, capacity(largest_cohort(self.run_spec), False)
+        attack, rows = self.stage.attack, capacity(self.plan.largest_cohort, False)
         asks = isinstance(attack, CohortAttack) and attack.pairwise
         grams = GRAMS * 8 * rows * rows if asks or is_pairwise(self.rule) else 0
         needed = grams + 12 * rows * PIECE  # a piece of the rows, as it is stored and in float64
@@ -80,7 +78,7 @@ class StageRunner:
         noise = () if self.stage.noise is None else self.stage.noise.init(message)
         if not self.collects:
             return StageState(noise=noise)
-        buffers = len(self.run_spec.buffers)
+        buffers = self.plan.buffers
         vectors, single = (vectors_of(message, how, buffers) for how in (self.rule.vectors, "each"))
         zeros = [torch.zeros(leaf.numel(), dtype=leaf.dtype) for leaf in vector_leaves(message)]
         last = spans_of(vectors, zeros) if self.rule.extra == "last" else ()
@@ -99,7 +97,7 @@ class StageRunner:
         attack = self.stage.attack
         if attack is None or not attack.active(round):
             return np.zeros(len(clients), dtype=bool)
-        return self.run_spec.byzantine[clients] & ~np.isin(clients, self.removed)
+        return self.plan.byzantine[clients] & ~np.isin(clients, self.removed)
 
     def without_silent(self, tasks: list[TrainingTask], round: int) -> tuple[list[TrainingTask], tuple[int, ...]]:
         """(the tasks without the clients that send no message, these clients). Blocks keep their places in the tree."""
@@ -212,6 +210,6 @@ class StageRunner:
     def _staged(self, state_spec: StateSpec, warm_start: bool) -> StagedMessages:
         """The messages as the driver handles them."""
         if warm_start not in self.staged:
-            folder = str(message_folder(self.run_spec)) if self.collects else ""
-            self.staged[warm_start] = StagedMessages(self.run_spec, state_spec.message, folder)
+            folder = self.folder if self.collects else ""
+            self.staged[warm_start] = StagedMessages(self.plan, state_spec.message, folder)
         return self.staged[warm_start]

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...algorithms.aggregation.contract import Mean
+from ...algorithms.aggregation.contract import Aggregator, Mean
 from ...algorithms.attacks.contract import Sender
 from ...algorithms.contract import Message
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import CountedSampler
 from ..errors import ConfigError
-from ..run_spec import RunSpec
-from .collecting import planned_rule, sends
 from .message_rows import MessageFiles, Span, Vector, vector_leaves, vectors_of
+from .stage_plan import StagePlan, sends
 
 Leaves = Sequence[Tensor]
 
@@ -35,32 +34,32 @@ class StagedMessages:
     None where messages are added up.
     """
 
-    def __init__(self, run_spec: RunSpec, sample: Message, folder: str) -> None:
+    def __init__(self, plan: StagePlan, sample: Message, folder: str) -> None:
         """sample: a decoded message. folder: of the rows, "" for none."""
-        self.run_spec, self.rule, self.sample = run_spec, planned_rule(run_spec), sample
-        self.parts = replace(run_spec.stage, rule=self.rule)  # of the stage, as passes call them
+        self.plan, self.rule, self.sample = plan, plan.rule, sample
+        self.parts = replace(plan.stage, rule=plan.rule)  # of the stage, as passes call them
         self.files = MessageFiles(folder, vector_leaves(sample)) if folder else None
 
     @cached_property
     def vectors(self) -> list[Vector]:
         """The vectors that the rule acts on."""
-        return vectors_of(self.sample, self.rule.vectors, len(self.run_spec.buffers))
+        return vectors_of(self.sample, self.rule.vectors, self.plan.buffers)
 
     @cached_property
     def single(self) -> list[Vector]:
         """The vectors that an attack acts on, each by itself."""
-        return vectors_of(self.sample, "each", len(self.run_spec.buffers))
+        return vectors_of(self.sample, "each", self.plan.buffers)
 
     def attacked(self, leaves: Leaves, clients: np.ndarray, round: int) -> Leaves:
         """The messages, those of Byzantine clients replaced by what they send of their own. clients: (c,)."""
-        attack = self.run_spec.stage.attack
-        if not sends(attack) or not attack.active(round) or not self.run_spec.byzantine[clients].any():
+        attack = self.plan.stage.attack
+        if not sends(attack) or not attack.active(round) or not self.plan.byzantine[clients].any():
             return leaves
         cohort, byzantine = self._cohort(round)
         flat = [leaf.reshape(len(leaf), -1).clone() for leaf in leaves]
-        for place in np.flatnonzero(self.run_spec.byzantine[clients]).tolist():
+        for place in np.flatnonzero(self.plan.byzantine[clients]).tolist():
             for number, vector in enumerate(self.single):
-                key = counted.key(self.run_spec.experiment.seed, "attack", round, int(clients[place]), number)
+                key = counted.key(self.plan.seed, "attack", round, int(clients[place]), number)
                 own = torch.cat([flat[span.leaf][place, span.begin : span.end] for span in vector.spans])
                 sent = attack.send(own, Sender(cohort, byzantine, key.to(own.device)))
                 for span, part in zip(vector.spans, sent.split([s.length for s in vector.spans]), strict=True):
@@ -69,14 +68,14 @@ class StagedMessages:
 
     def _cohort(self, round: int) -> tuple[int, int]:
         """(the number of clients in a round, without those that are left out; how many of them are Byzantine)."""
-        seed, federation = self.run_spec.experiment.seed, self.run_spec.experiment.federation
+        seed, federation = self.plan.seed, self.plan.federation
         sampled = np.arange(federation.clients)
         if round:
-            sampler = self.run_spec.sampler
+            sampler = self.plan.sampler
             assert isinstance(sampler, CountedSampler)  # others go with no attack
             sampled = sampler.cohort(seed, round, federation.clients, federation.cohort)
         sampled = sampled[~np.isin(sampled, federation.without)]
-        return len(sampled), int(self.run_spec.byzantine[sampled].sum())
+        return len(sampled), int(self.plan.byzantine[sampled].sum())
 
     def norms2(self, leaves: Leaves) -> np.ndarray:
         """(c, V) float64: the squared norms of the vectors, each by itself."""
@@ -118,18 +117,17 @@ def are_finite(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square().isfinite()
 
 
-def trusted_examples(run_spec: RunSpec, train: Mapping[str, Tensor], clients: int) -> ClientIndex:
-    """The rows of the server's trusted examples, as those of a client with the number `clients`.
+def trusted_examples(rule: Aggregator, seed: int, train: Mapping[str, Tensor], clients: int) -> ClientIndex:
+    """The rows of the server's trusted examples, as those of a client with the number `clients`. seed: of the run.
 
     One of them is of the first class with the probability that the rule gives, else of one of the other classes, all
     of which are equally likely. Within a class they are drawn without replacement, as long as it has rows.
     """
-    rule = run_spec.stage.rule
     count, bias = int(getattr(rule, "root", 100)), float(getattr(rule, "bias", 0.1))
     if "label" not in train or train["label"].ndim != 1:
         raise ConfigError(f"aggregate: {rule.called} draws trusted examples by class, and the workload has no labels")
     labels = train["label"].numpy()
-    generator = counted.numpy_generator(run_spec.experiment.seed, "trusted")
+    generator = counted.numpy_generator(seed, "trusted")
     classes = np.unique(labels)
     others = max(1, len(classes) - 1)
     shares = np.array([bias if place == 0 else (1 - bias) / others for place in range(len(classes))])

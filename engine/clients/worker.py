@@ -25,7 +25,6 @@ from ..accelerators.columns import DeviceColumns
 from ..accelerators.memory import row_budget
 from ..accelerators.settings import kernels_without_form
 from ..accelerators.transfer import to_device
-from ..aggregation.collecting import leaves_messages_alone
 from ..aggregation.message_rows import vector_leaves, with_vector_leaves
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, trusted_examples
@@ -126,7 +125,7 @@ class Worker:
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows = RowFiles(layout, self.state_spec.client) if keeps_state else None
         self.layout, self.beat = layout, beat
-        self.as_they_are = leaves_messages_alone(run_spec, layout.messages)
+        self.as_they_are = run_spec.stage_plan.leaves_messages_alone(layout.messages)
         self.messages: dict[bool, StagedMessages] = {}  # by warm_start
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
         self.with_rms = run_spec.sampler.needs_rms
@@ -224,7 +223,8 @@ class Worker:
         if task.clients[0] < clients:
             return self.data.client_index
         if self.trusted is None:
-            self.trusted = trusted_examples(self.run_spec, self.data.train, clients)
+            rule = self.run_spec.stage.rule
+            self.trusted = trusted_examples(rule, self.run_spec.experiment.seed, self.data.train, clients)
         return self.trusted
 
     def train_block(self, under_way: TaskUnderWay, block: slice) -> None:
@@ -351,7 +351,7 @@ class Worker:
             algorithm = method.warm_start if warm_start else method
             assert algorithm is not None
             message = StateSpec(algorithm, self.x).message
-            self.messages[warm_start] = StagedMessages(self.run_spec, message, self.layout.messages)
+            self.messages[warm_start] = StagedMessages(self.run_spec.stage_plan, message, self.layout.messages)
         return self.messages[warm_start]
 
     @torch.no_grad()

@@ -12,8 +12,9 @@ from ..config.schema import Asynchronous, Federation
 from ..errors import ConfigError
 from ..memory import available_memory
 from ..method_form.state_spec import StateSpec, traffic_columns
+from ..records.per_client import LOST, STALE, USED
 from ..run_spec import RunSpec
-from .planner import LOST, STALE, USED, Planner, PlanState, Probe, RoundPlanner, Update
+from .planner import Planner, PlanState, Probe, RoundPlanner, Update
 from .timeline import UNUSED, Job, Timeline, staleness_weight
 
 

@@ -22,16 +22,12 @@ from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.schema import Federation, Local, Pace
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
+from ..records.per_client import LATE, LOST, USED
 from ..run_spec import RunSpec
 from .visits import Fleet, Traffic, VisitTimes, transfer_seconds
 
 Probe = Callable[[np.ndarray, "int | None"], np.ndarray]
 """(clients (c,), rows of each or None for all) -> (c,) losses of the model on their rows."""
-
-
-USED, LATE, LOST, STALE, FAILED = range(5)
-"""What became of a client that was selected: its result was used; it was cut off; it vanished; too many updates came
-before its result; it failed and was left out, which is known only after the round."""
 
 
 class PlanState(NamedTuple):
@@ -84,7 +80,7 @@ class Planner(ABC):
         self.run_spec, self.federation, self.client_index = run_spec, experiment.federation, client_index
         self.block, self.seed, self.method = block, experiment.seed, run_spec.method()
         self.sampler = run_spec.sampler
-        self.fleet = Fleet.of(run_spec, state_spec, client_index)
+        self.fleet = Fleet.of(experiment, run_spec.registry, state_spec, client_index)
         self.traffic = Traffic.of(state_spec)
 
     def start(self) -> PlanState:

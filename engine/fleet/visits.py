@@ -15,10 +15,9 @@ import numpy as np
 from ...workloads.client_index import ClientIndex
 from ..cohorts.tasks import steps_of
 from ..config.registry import Registry
-from ..config.schema import Local, Systems
+from ..config.schema import Experiment, Local, Systems
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
-from ..run_spec import RunSpec
 from ..user_code import plugin_errors
 from .contract import Availability, DeviceNumbers, Devices, LocalWork, WorkRequest, keys, uniform
 
@@ -102,13 +101,14 @@ class Fleet:
         self.remembered_devices: DeviceNumbers | None = None
 
     @staticmethod
-    def of(run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex) -> Fleet | None:
+    def of(
+        experiment: Experiment, registry: Registry, state_spec: StateSpec, client_index: ClientIndex
+    ) -> Fleet | None:
         """The fleet of a run; None for a run without a section `systems`."""
-        experiment = run_spec.experiment
         if experiment.systems is None:
             return None
         federation = experiment.federation
-        parts = build_parts(experiment.systems, run_spec.registry, federation.local, federation.clients)
+        parts = build_parts(experiment.systems, registry, federation.local, federation.clients)
         traffic = Traffic.of(state_spec)
         return Fleet(experiment.seed, experiment.systems, parts, federation.local, client_index, traffic)
 
@@ -259,10 +259,9 @@ class Fleet:
         )
 
 
-def check_fleet(run_spec: RunSpec, state_spec: StateSpec) -> None:
+def check_fleet(experiment: Experiment, registry: Registry, state_spec: StateSpec) -> None:
     """Raise ConfigError for a section `systems` whose parts cannot be built for the run."""
-    if run_spec.experiment.systems is not None:
-        Fleet.of(run_spec, state_spec, none_of(run_spec.experiment.federation.clients))
+    Fleet.of(experiment, registry, state_spec, none_of(experiment.federation.clients))
 
 
 def none_of(clients: int) -> ClientIndex:

@@ -27,7 +27,7 @@ from ..kernels.contract import Kernels
 from ..kernels.library import cache_folder, instruction_set, processor, source_files
 from ..records.event_log import PLAN
 from ..run_spec import ExecutionPlan, RunSpec
-from ..state.resume_checks import sealed_plan
+from ..state.folders import sealed_plan
 from ..storage.atomic_write import write
 from ..storage.lock import Lock
 from ..storage.plain_files import read_text
@@ -181,7 +181,7 @@ def recorded_plan(run_spec: RunSpec, file: Path | None) -> tuple[ExecutionPlan |
 
     `file`: plan.json, which the clause mentions if it does not agree with the checkpoints.
     """
-    sealed = sealed_plan(run_spec)
+    sealed = sealed_plan(run_spec.experiment.checkpoint, run_spec.run_id, run_spec.directory)
     if sealed is None:
         return None, "plan: no checkpoint says how the run began"
     plan = parse_plan(run_spec, sealed)

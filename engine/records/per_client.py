@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from ..fleet.planner import FAILED, USED
-
+USED, LATE, LOST, STALE, FAILED = range(5)
+"""What became of a client that was selected: its result was used; it was cut off; it vanished; too many updates came
+before its result; it failed and was left out, which is known only after the round."""
 COLUMNS = ("id", "loss", "norm2", "steps")
 
 

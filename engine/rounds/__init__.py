@@ -7,6 +7,7 @@ driver      the loop over the updates: plan, results, stage, the server's step, 
 training    makes the phases of a run; how the results of a synchronous round come about, in one phase
 stream      how those of an asynchronous run do: jobs from several versions of the model run as soon as they can
 pool        what a pool and a phase are, what may become of a task, and how a driver is played on a pool
+resuming    whether a run can go on from a checkpoint
 retry       runs a phase on a pool, and repeats the tasks that fail
 divergence  ends a run whose model is not finite or has become far too large
 """

@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
-from ..aggregation.collecting import largest_cohort, row_files
 from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
 from ..aggregation.rule import Aggregated, StageState
@@ -49,13 +48,13 @@ from ..state.folders import (
     release_disk,
     reserve_disk,
 )
-from ..state.resume_checks import check_usable, verify_rows
 from ..state.row_files import remove_files
 from ..state.row_table import RowTable
 from ..user_code import plugin_errors
 from ..workload.model import wider_than
 from .divergence import check, growth_limit
 from .pool import Call, Phase, Phases, Pool, finished, played
+from .resuming import check_usable
 from .retry import Retry
 from .stream import Stream
 from .training import PhaseMaker, Training
@@ -90,7 +89,7 @@ class Driver:
         self.parameters = x.flat.numel()
         self.planner = self._planner()
         self.phases, self.clock = PhaseMaker(self.log), time.perf_counter
-        self.stage = StageRunner(run_spec, self._run_pass)
+        self.stage = StageRunner(run_spec.stage_plan, self._run_pass, str(message_folder(run_spec.state_folder)))
         self._begin()
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         if run_spec.frozen:
@@ -98,17 +97,24 @@ class Driver:
         if run_spec.workload.outline is not None and (wider := wider_than(run_spec.dtype, run_spec.workload.outline)):
             self.log(f"rounded to engine.dtype={experiment.engine.dtype}, in which the run computes: {wider}")
         self.consistent = True  # False in the middle of a commit
-        self.table = make_table(run_spec, self.state_spec, self.method.warm_start is not None)
+        self.table = make_table(
+            experiment,
+            self.state_spec,
+            run_spec.state_folder,
+            run_spec.directory,
+            run_spec.resume,
+            warm_start=self.method.warm_start is not None,
+        )
         if self.stage.collects:
             self._make_message_rows()
-        self.checkpoints = make_checkpoints(run_spec, self.table, self.state_spec)
-        self.checkpoint_seconds = checkpoint_seconds(run_spec)
+        self.checkpoints = self._make_checkpoints()
+        self.checkpoint_seconds = checkpoint_seconds(experiment.checkpoint, run_spec.directory)
         self.last_checkpoint = time.monotonic()  # or the start of the run
         self.by_time: set[int] = set()  # rounds whose checkpoints were written because of the time
         self.training = self._training()
         if self.checkpoints is not None and run_spec.resume:
             self._resume(self.checkpoints)
-        reserve_disk(run_spec, pytree.tree_leaves((self.server, self.stage_state)))
+        reserve_disk(run_spec.directory, self.federation, pytree.tree_leaves((self.server, self.stage_state)))
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -123,8 +129,10 @@ class Driver:
     def _make_message_rows(self) -> None:
         """Make the files for the messages of a round, and of the pass over all clients if the method has one."""
         self.stage.check_memory(available_memory())
-        folder = str(message_folder(self.run_spec))
-        make_rows(folder, *row_files(self.run_spec), largest_cohort(self.run_spec), self.stage.rule.called)
+        folder = self.stage.folder
+        plan = self.stage.plan
+        rows = plan.row_files(self.method, self.run_spec.initial_model())
+        make_rows(folder, *rows, plan.largest_cohort, plan.rule.called)
         self.table.layout = self.table.layout._replace(messages=folder)
 
     def start(self, make_pool: Callable[[RowTable], Pool]) -> None:
@@ -145,7 +153,7 @@ class Driver:
         """
         if os.getpid() != self.process:  # a process that was forked meanwhile has only a copy of the run
             return
-        release_disk(self.run_spec, beside_launcher=False)
+        release_disk(self.run_spec.directory, beside_launcher=False)
         if hasattr(self, "pool"):
             self.pool.close()
         if self.checkpoints is not None:
@@ -194,7 +202,7 @@ class Driver:
         except (FedFleetError, KeyboardInterrupt):
             if self.consistent:
                 self.table.abort()
-                release_disk(self.run_spec)
+                release_disk(self.run_spec.directory)
                 self._save()
                 self._tell_privacy(self.round, "spent")
             yield from self._new_lines(last=True)
@@ -467,14 +475,18 @@ class Driver:
             self.log(f"the run begins again, because {self.round} rounds had blocks of {plan.block} clients")
         if self.checkpoints is not None:
             self.checkpoints.remove()
-            forget_copies(self.run_spec)
-            self.checkpoints = make_checkpoints(self.run_spec, self.table, self.state_spec)
+            forget_copies(self.run_spec.experiment.checkpoint, self.run_spec.run_id)
+            self.checkpoints = self._make_checkpoints()
         self.run_spec = self.run_spec.with_plan(smaller, self.run_spec.proven_kernels)
         self.planner = self._planner()
         self.table.clear()
         self._begin()
         self.training = self._training()
         write_plan(self.run_spec, f"halved, because the memory of the device ran out with blocks of {plan.block}")
+
+    def _make_checkpoints(self) -> Checkpoints | None:
+        run = self.run_spec
+        return make_checkpoints(run.experiment.checkpoint, run.run_id, run.directory, self.table, self.state_spec)
 
     def _planner(self) -> Planner:
         block = self.run_spec.block(self.parameters)
@@ -489,7 +501,7 @@ class Driver:
 
     def _resume(self, checkpoints: Checkpoints) -> None:
         """Take the state of the newest sound checkpoint. Raises ConfigError if it cannot be used."""
-        snapshot, lines = checkpoints.load(lambda s: verify_rows(s, self.table, self.state_spec))
+        snapshot, lines = checkpoints.load(self.state_spec.client)
         self.log_lines += lines
         snapshot = check_usable(snapshot, self.run_spec, lines)
         spec = pytree.tree_structure(self.server)

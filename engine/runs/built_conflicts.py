@@ -15,7 +15,6 @@ from ...algorithms.aggregation.contract import Aggregator, Mean
 from ...algorithms.attacks.contract import Attack
 from ...algorithms.contract import Algorithm, Known
 from ...workloads.classification import Classification
-from ..aggregation.collecting import planned_rule
 from ..config.conflicts import Conflict, refuse
 from ..config.schema import Asynchronous, Experiment, Pace, is_set
 from ..kernels.library import NoKernels
@@ -84,7 +83,7 @@ AGGREGATION = rows(
     ),
     (
         *("privacy", "aggregate", "clipping and noise go with the mean", "choose aggregate: mean"),
-        lambda b: b.run_spec.privacy is not None and not isinstance(planned_rule(b.run_spec), Mean),
+        lambda b: b.run_spec.privacy is not None and not isinstance(b.run_spec.stage_plan.rule, Mean),
     ),
     (
         *("aggregate", "federation.weights", "a part of it has no weights", "set federation.weights: uniform"),

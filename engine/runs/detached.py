@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from ..backends.ray.connect import carried, here, join, start_ray
+from ..backends.ray.connect import carried, connect, here, join
 from ..backends.ray.driver_actor import listen
 from ..backends.ray.worker_handle import START_SECONDS
 from ..errors import ConfigError, DriverDied, FedFleetError, NoRoom
@@ -104,7 +104,7 @@ def detach(run_spec: RunSpec) -> None:
     address = run_spec.experiment.engine.address
     if not address or run_spec.backend.name != "ray":
         raise ConfigError("a run can only be left on a Ray that stays: give --address, with engine.backend=ray")
-    start_ray(run_spec)
+    connect(run_spec.experiment.engine)
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": here()}
     options |= {"name": actor_name(run_spec.run_id), "namespace": NAMESPACE, "lifetime": "detached"}
     actor: Any = ray.remote(**options, **carried(address))(Detached)

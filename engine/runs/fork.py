@@ -22,11 +22,11 @@ from ..config.schema import Experiment
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..records.lineage import Lineage, lineage_of, write_lineage
+from ..rounds.resuming import check_frozen
 from ..run_spec import RunSpec
 from ..state.checkpoint import checkpointed_rounds, checkpoints_in, fork_mark
 from ..state.checkpoint_store import Damaged, Snapshot, name_of
 from ..state.folders import state_folder
-from ..state.resume_checks import check_frozen
 from ..state.row_files import remove_files, width
 from ..state.sharing import share_rows
 from ..storage.plain_files import refuse_unusual
@@ -121,7 +121,7 @@ def write_folder(
     assert run_spec.directory is not None
     out = Path(run_spec.directory)
     unfinished = out.with_name(f".{out.name}.{run_spec.run_id}")
-    rows = state_folder(run_spec)
+    rows = run_spec.state_folder
     rows_now = unfinished / "state" if rows == out / "state" else rows
     try:
         unfinished.mkdir(parents=True)
@@ -170,7 +170,7 @@ def share_states(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, fo
     if not leaves:
         return []
     before = validated_with(snapshot.config, run_spec.experiment)
-    own = state_folder(RunSpec.of(parent.run_id, before, str(parent.path)))
+    own = state_folder(before.engine, parent.run_id, str(parent.path))
     each = width(leaves, run_spec.experiment.engine.state_dtype == "bfloat16")
     rows = snapshot.row[snapshot.row >= 0]
     copied = share_rows(str(own), str(folder), rows, each, unsafe)

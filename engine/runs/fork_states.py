@@ -77,7 +77,7 @@ def first_states(run_spec: RunSpec) -> States:
     """What a run has before round 1, as a checkpoint has it."""
     experiment = run_spec.experiment
     method, x = run_spec.method(), run_spec.initial_model()
-    stage = StageRunner(run_spec, lambda tasks: iter(())).init(StateSpec(method, x))
+    stage = StageRunner(run_spec.stage_plan, lambda tasks: iter(())).init(StateSpec(method, x))
     plan = first_plan_state(run_spec.sampler, experiment.federation, experiment.systems is not None)
     return States(method.server_init(x), stage, pytree.tree_map(torch.from_numpy, plan))
 

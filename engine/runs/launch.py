@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ...algorithms.tree import Tree
 from ..accelerators import settings
-from ..aggregation.collecting import check_stage
 from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
 from ..fleet.asynchronous import check_pending
@@ -78,8 +77,8 @@ def _prepare(
     with plugin_errors("method", settings=experiment.method), building_model(experiment.workload):
         check_privacy(built, x)
         check_conflicts(built)
-    check_stage(run_spec)
-    check_fleet(run_spec, built.state_spec)
+    run_spec.stage_plan.check(run_spec.last_round)
+    check_fleet(experiment, run_spec.registry, built.state_spec)
     if experiment.is_asynchronous and engine.pending is not None:
         check_pending(experiment.federation, built.state_spec, engine.pending)
     if engine.store and not engine.address:
@@ -162,7 +161,7 @@ def play(
             result = Result(run_spec.run_id, run_spec.experiment, rows, model, seconds, path)
             for observer in observers:
                 observer.end(result)
-            discard(run_spec)
+            discard(run_spec.experiment, run_spec.run_id, run_spec.directory)
             return result
         except BaseException as error:
             if os.getpid() == process:  # a process that was forked meanwhile has only a copy of the run

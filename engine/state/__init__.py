@@ -6,5 +6,4 @@ checkpoint_store  what a checkpoint holds, and the content-addressed store of al
 checkpoint        when a run writes one, and which rows it pins
 copies            copies on other machines, which hold the rows too
 folders           where all that lies, from its making to its removal
-resume_checks     whether a run can go on from a checkpoint
 """

@@ -8,10 +8,11 @@ A checkpoint copies no rows but pins them: they are not overwritten while it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ..storage.object_store import LocalFolder
 from ..storage.secrets import redacted
 from .checkpoint_store import BLOBS, CheckpointStore, Damaged, Snapshot, name_of
 from .copies import Copies
+from .row_files import RowFiles
 from .row_table import RowTable
 
 
@@ -103,44 +105,54 @@ class Checkpoints:
         remove_all(self.directory)
 
     # --- reading ------------------------------------------------------------------------------------------------------
-    def load(self, verify: Callable[[Snapshot], None]) -> tuple[Snapshot | None, list[str]]:
+    def load(self, sample: Any) -> tuple[Snapshot | None, list[str]]:
         """(the newest sound checkpoint or None, lines for the log about those that were skipped).
 
-        Older sound checkpoints stay pinned. If none is sound, it is the newest sound copy. verify: raises Damaged if
-        the rows of a checkpoint are.
+        Older sound checkpoints stay pinned. If none is sound, it is the newest sound copy. sample: a client state.
         """
         found, lines = None, list[str]()
-        for number in reversed(self.store.rounds()):
-            try:
-                snapshot = self.store.read(number)
-                if found is None:
-                    verify(snapshot)
-            except Damaged as wrong:
-                remedy = "" if found else "; the one before it is used"
-                lines.append(f"checkpoint {name_of(number)} is damaged ({wrong}){remedy}")
-                continue
+
+        def read(number: int) -> Snapshot:
+            snapshot = self.store.read(number)
+            return snapshot if found else self._verified(snapshot, sample)
+
+        def damaged(number: int, why: Damaged) -> None:
+            remedy = "" if found else "; the one before it is used"
+            lines.append(f"checkpoint {name_of(number)} is damaged ({why}){remedy}")
+
+        for snapshot in self.store.sound(read, damaged):
             found = found or snapshot
-            self.pinned[number] = snapshot.row
+            self.pinned[snapshot.round] = snapshot.row
         if found is None and self.copies is not None:
-            found = self._load_copy(self.copies, verify, lines)
+            found = self._load_copy(self.copies, sample, lines)
         return found, lines
 
-    def _load_copy(self, copies: Copies, verify: Callable[[Snapshot], None], lines: list[str]) -> Snapshot | None:
+    def _load_copy(self, copies: Copies, sample: Any, lines: list[str]) -> Snapshot | None:
         """The newest sound copy. lines: for the log, receives what was found."""
+
+        def damaged(number: int, why: Damaged) -> None:
+            lines.append(f"checkpoint {name_of(number)} in {copies.url} is damaged ({why})")
+
         try:
-            for number in reversed(copies.store.rounds()):
-                try:
-                    snapshot = copies.restore(number)
-                    verify(snapshot)
-                except Damaged as wrong:
-                    lines.append(f"checkpoint {name_of(number)} in {copies.url} is damaged ({wrong})")
-                    continue
+            for snapshot in copies.store.sound(lambda n: self._verified(copies.restore(n), sample), damaged):
                 self.table.on_restored(snapshot.row[snapshot.row >= 0])
-                lines.append(f"round {number} is restored from {copies.url}")
+                lines.append(f"round {snapshot.round} is restored from {copies.url}")
                 return snapshot
         except OSError as error:
             lines.append(f"{copies.url} cannot be read ({redacted(str(error))})")
         return None
+
+    def _verified(self, snapshot: Snapshot, sample: Any) -> Snapshot:
+        """The checkpoint. Raises Damaged if its rows are not in the store. sample: a client state."""
+        clients, layout = np.flatnonzero(snapshot.row >= 0), self.table.layout
+        if len(snapshot.row) != len(self.table.row) or not layout.folder or not len(clients):
+            return snapshot  # another number of clients is another configuration, which is reported when it is used
+        if int(snapshot.row.max()) >= self.table.capacity:
+            raise Damaged("the store has too few rows")
+        found = RowFiles(layout, sample).digests(snapshot.row[clients])
+        if bad := int((found != snapshot.digest[clients]).any(1).sum()):
+            raise Damaged(f"the states of {bad} clients do not match their digests")
+        return snapshot
 
 
 # --- the folder of a run ----------------------------------------------------------------------------------------------

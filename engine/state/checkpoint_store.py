@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +35,7 @@ SEGMENT = 1000
 NAME = re.compile(r"round-([0-9]{6,})(\.json)?")
 BLOBS, OLD_MANIFEST, OLD_PACKS = "blobs", "manifest.json", "rows"
 Manifest = dict[str, Any]
+T = TypeVar("T")
 
 
 class Snapshot(NamedTuple):
@@ -50,7 +51,7 @@ class Snapshot(NamedTuple):
     plan: dict[str, Any]
     """The execution plan: what the bits depend on besides the configuration (clients in a block, and kernels)."""
     frozen: Mapping[str, Any] = MappingProxyType({})
-    """Names and digest of the model's frozen tensors, see `RunSpec.frozen_facts`; their numbers are not in it."""
+    """Names and digest of the model's frozen tensors, see `frozen_facts` of the run; their numbers are not in it."""
 
 
 class Damaged(Exception):
@@ -152,15 +153,26 @@ class CheckpointStore:
         except FileNotFoundError:
             return self.folder.read(f"{name_of(number)}/{OLD_MANIFEST}")
 
-    def newest_manifest(self) -> Manifest:
-        """The manifest of the newest checkpoint that has a sound one. Raises Damaged."""
-        wrong = ""
+    def sound(
+        self, read: Callable[[int], T], damaged: Callable[[int, Damaged], object] = lambda number, why: None
+    ) -> Iterator[T]:
+        """What `read` makes of the checkpoint of each round, the newest first. Those for which it raises Damaged are
+        left out, and `damaged` is called with them."""
         for number in reversed(self.rounds()):
             try:
-                return self.manifest(number)
-            except Damaged as error:
-                wrong = f" ({name_of(number)}: {error})"
-        raise Damaged(f"no sound checkpoint{wrong}")
+                found = read(number)
+            except Damaged as why:
+                damaged(number, why)
+                continue
+            yield found
+
+    def newest_manifest(self) -> Manifest:
+        """The manifest of the newest checkpoint that has a sound one. Raises Damaged."""
+        wrong = dict[int, Damaged]()
+        for manifest in self.sound(self.manifest, wrong.__setitem__):
+            return manifest
+        whys = (f" ({name_of(number)}: {why})" for number, why in wrong.items())
+        raise Damaged(f"no sound checkpoint{''.join(whys)}")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ a new pack, so that the folder holds little more than twice the bytes that are i
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 from ..errors import ConfigError, first_line
 from ..storage.object_store import join_url, open_folder
 from ..storage.secrets import redacted
-from .checkpoint_store import FORMAT, CheckpointStore, Damaged, Snapshot
+from .checkpoint_store import FORMAT, CheckpointStore, Snapshot
 from .row_files import DIGEST, RowFiles, digests
 
 PACK_BYTES = 32 * 2**20
@@ -68,13 +67,12 @@ class Copies:
 
     def _newest_packed(self, clients: int) -> Packed:
         """The rows of the newest copy that an earlier process of the run has left in the folder."""
-        found = Packed(np.full(clients, -1, np.int64), np.zeros((clients, DIGEST), np.uint8), [])
-        for number in self.store.rounds():
-            with suppress(Damaged):
-                copy, manifest = self.store.read(number), self.store.manifests[number]
-                if manifest["format"] == FORMAT:
-                    found = Packed(copy.row, copy.digest, manifest["packs"])
-        return found
+        found: Packed | None = None
+        for copy in self.store.sound(self.store.read):  # all of them, so that the store knows which blobs they name
+            manifest = self.store.manifests[copy.round]
+            if found is None and manifest["format"] == FORMAT:
+                found = Packed(copy.row, copy.digest, manifest["packs"])
+        return found or Packed(np.full(clients, -1, np.int64), np.zeros((clients, DIGEST), np.uint8), [])
 
     def _pack(self, snapshot: Snapshot, before: Packed) -> Packed:
         """Write new packs with the rows that the folder lacks. before: the rows of the copy before this one."""

@@ -10,7 +10,6 @@ import torch
 from fedfleet.algorithms.attacks.poisoning import Backdoor
 from fedfleet.algorithms.table import AGGREGATORS, ATTACKS
 from fedfleet.engine import Result, resume, run
-from fedfleet.engine.aggregation.collecting import number_of_faults
 from fedfleet.engine.aggregation.message_rows import vectors_of
 from fedfleet.engine.config.registry import resolve, signature
 from fedfleet.engine.config.schema import Experiment, experiment
@@ -103,7 +102,7 @@ def test_expected_faults_are_rounded_up_exactly():
     for count in (6, 7, 14, 28, 55):
         attack = {"name": "sign_flip", "clients": list(range(count))}
         of = RunSpec.of("x", spec({"name": "trimmed_mean", "f": "expected"}, attack=attack, clients=100, cohort=100))
-        assert number_of_faults(of, of.stage.rule, rows=100, drawn=100, known=0) == count
+        assert of.stage_plan.faults(rows=100, drawn=100, known=0) == count
 
 
 def test_a_backdoor_replaces_the_mean_of_those_who_take_part(monkeypatch: pytest.MonkeyPatch):

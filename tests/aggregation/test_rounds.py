@@ -14,7 +14,6 @@ import torch
 from fedfleet.algorithms.aggregation.contract import in_proportion
 from fedfleet.algorithms.aggregation.krum import MultiKrum
 from fedfleet.algorithms.aggregation.nnm import Nnm
-from fedfleet.engine.aggregation.collecting import largest_cohort, round_sizes
 from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.cohorts.samplers import CountedSampler
@@ -36,7 +35,7 @@ def test_sizes_of_cohorts_are_known_before(federation: dict[str, Any]):
     plan, sampler = run_spec.experiment.federation, run_spec.sampler
     assert isinstance(sampler, CountedSampler)
     drawn = (sampler.cohort(run_spec.experiment.seed, round, plan.clients, plan.cohort) for round in range(1, 41))
-    assert round_sizes(run_spec) == {len(cohort) for cohort in drawn}
+    assert run_spec.stage_plan.round_sizes == {len(cohort) for cohort in drawn}
 
 
 @pytest.mark.parametrize("federation", [BINOMIAL, TURNS], ids=["binomial", "turns"])
@@ -64,8 +63,8 @@ def test_a_round_without_clients_is_a_round(name: str):
 
 def test_f_is_in_proportion_to_the_cohort():
     assert [in_proportion(2, drawn, 10) for drawn in (1, 5, 10, 11, 20)] == [1, 1, 2, 3, 4]
-    run_spec = RunSpec.of("x", spec("median", **BINOMIAL, rounds=30))
-    assert largest_cohort(run_spec) == max(round_sizes(run_spec)) > 10
+    plan = RunSpec.of("x", spec("median", **BINOMIAL, rounds=30)).stage_plan
+    assert plan.largest_cohort == max(plan.round_sizes) > 10
 
 
 def test_rounds_that_are_too_small_are_refused_before_anything_starts():
@@ -140,7 +139,7 @@ MLP = {"name": "mlp", "hidden": [100]}
 
 
 def test_messages_that_do_not_fit_the_memory_are_refused():
-    runner = StageRunner(RunSpec.of("x", spec(NNM_KRUM)), lambda tasks: [])
+    runner = StageRunner(RunSpec.of("x", spec(NNM_KRUM)).stage_plan, lambda tasks: [])
     words = r"looks at 10 messages at once, which takes [\d,]+ bytes of memory, and 1,000 bytes are free; lower"
     with pytest.raises(ConfigError, match=words):
         runner.check_memory(1000)

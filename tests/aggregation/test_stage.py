@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.aggregation.contract import Aggregator, ByCoordinate
 from fedfleet.algorithms.aggregation.messages import Answer, Messages
 from fedfleet.algorithms.contract import Algorithm, Message, Round, Server
-from fedfleet.engine.aggregation.collecting import row_files
 from fedfleet.engine.aggregation.message_rows import make_rows, vector_leaves, with_vector_leaves
 from fedfleet.engine.aggregation.passes import PassTask
 from fedfleet.engine.aggregation.stage import StageRunner
@@ -113,11 +112,12 @@ class Stage:
             torch.from_numpy(np.stack([each * (one + random.normal(size=one.shape)) for each in scale]))
             for one in common
         ]
-        self.runner = StageRunner(self.run_spec, self._run_pass)
-        folder = str(message_folder(self.run_spec)) if self.runner.collects else ""
+        plan = self.run_spec.stage_plan
+        folder = str(message_folder(self.run_spec.state_folder)) if plan.collects else ""
+        self.runner = StageRunner(plan, self._run_pass, folder)
         if folder:
-            make_rows(folder, *row_files(self.run_spec), S, "the rule")
-        self.staged = StagedMessages(self.run_spec, self.message, folder)
+            make_rows(folder, *plan.row_files(self.run_spec.method(), self.run_spec.initial_model()), S, "the rule")
+        self.staged = StagedMessages(plan, self.message, folder)
         self.state = self.runner.init(self.state_spec)
 
     def _run_pass(self, tasks: Any) -> Any:

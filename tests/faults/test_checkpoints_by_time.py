@@ -14,7 +14,6 @@ from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
-from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state import folders
 from fedfleet.engine.state.checkpoint import checkpointed_rounds
 from fedfleet.engine.state.folders import CHECKPOINT_SECONDS, checkpoint_seconds
@@ -44,7 +43,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, data_of: Any):
 
 
 def seconds(chosen: Experiment, folder: Path | None) -> float | None:
-    return checkpoint_seconds(RunSpec.of("run", chosen, str(folder) if folder else None))
+    return checkpoint_seconds(chosen.checkpoint, str(folder) if folder else None)
 
 
 def test_the_default_is_ten_minutes(tmp_path: Path):

@@ -198,7 +198,7 @@ def test_a_detached_run_is_refused_where_its_folder_is_taken(tmp_path, ray_here,
     from fedfleet.engine.runs import detached
     from fedfleet.engine.runs.launch import new_run_id, prepare
 
-    monkeypatch.setattr(detached, "start_ray", lambda run_spec: False)
+    monkeypatch.setattr(detached, "connect", lambda engine: False)
     run_spec = prepare(small(tmp_path, backend="ray", address="auto", workers=1), new_run_id(), tmp_path / "out")
     with exclusive(tmp_path / "out", LAUNCHER), pytest.raises(InUse, match="in use by process"):
         detached.detach(run_spec)

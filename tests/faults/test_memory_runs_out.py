@@ -123,13 +123,13 @@ def test_clients_without_memory_are_not_dropped(tmp_path, expected):
 
 
 def test_how_a_workers_death_is_told(tmp_path):
-    run_spec = RunSpec.of("run", small(tmp_path))
-    found = death(OutOfMemoryError("Memory on the node was 0.96, above the threshold of 0.95"), run_spec)
+    remedy = RunSpec.of("run", small(tmp_path)).memory_remedy()
+    found = death(OutOfMemoryError("Memory on the node was 0.96, above the threshold of 0.95"), remedy)
     assert found.kind == "memory"
     assert "memory ran out" in found.cause
     killed = ActorDiedError()
     killed.error_msg = "There are some potential root causes. (1) the process was killed by the OOM killer"
-    found = death(killed, run_spec)
+    found = death(killed, remedy)
     assert found.kind == "client"
     assert "as the kernel does where memory runs out: then, a block has 4 clients, and the model" in found.cause
 

@@ -31,7 +31,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from ....workloads.processors import processors
 from ...config.schema import Engine, workers_on
 from ...errors import ConfigError, Interrupted
-from ...run_spec import RunSpec
 from ...stopping import at_once
 from .local_ray import FOR_A_RUN, QUIET, below, disconnect, shut_down, start_here
 
@@ -151,11 +150,6 @@ def suffices(engine: Engine) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def start_ray(run_spec: RunSpec) -> bool:
-    """Connect to Ray for a run; see `connect`."""
-    return connect(run_spec.experiment.engine)
 
 
 def connect(engine: Engine, stop: Callable[[], int] = lambda: 0) -> bool:

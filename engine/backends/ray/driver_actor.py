@@ -83,7 +83,7 @@ class DriverProcess:
             driver.log(line)
         try:
             driver.start(lambda table: self._pool(data, client_index, table, driver.log))
-            metrics = RunMetrics(self.run_spec, driver) if self.run_spec.experiment.tracking.metrics else None
+            metrics = RunMetrics(driver) if self.run_spec.experiment.tracking.metrics else None
             with metrics.exported() if metrics is not None else nullcontext():
                 for item in driver.rounds():
                     self.events.append(item)
@@ -236,7 +236,7 @@ def discard_states(run_spec: RunSpec) -> None:
     """Remove the client states of a run whose driver was killed, and which has no checkpoint. They stay if a driver is
     still there: it may be writing the checkpoint that needs them."""
     with suppress(InUse, OSError), driver_lock(run_spec.directory, seconds=GONE_SECONDS):
-        discard(run_spec, complete=False)
+        discard(run_spec.experiment, run_spec.run_id, run_spec.directory, complete=False)
 
 
 def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[[], int]) -> int:

@@ -12,7 +12,6 @@ from ray.util.metrics import Gauge
 from ...config.schema import part_name
 from ...records.history import Record
 from ...rounds.driver import Driver
-from ...run_spec import RunSpec
 
 TICK_SECONDS = 1.0
 """How often the gauges are set. The rounds of a run do not wait for it."""
@@ -36,13 +35,13 @@ TAGS = ("run", "method", "workload")
 class RunMetrics:
     """The gauges of one run. A thread sets them, so that a round costs no more than remembering its record."""
 
-    def __init__(self, run_spec: RunSpec, driver: Driver) -> None:
-        experiment = run_spec.experiment
+    def __init__(self, driver: Driver) -> None:
+        experiment = driver.run_spec.experiment
         names = [
             spec if isinstance(spec, str | dict) else type(spec).__name__
             for spec in (experiment.method, experiment.workload)
         ]
-        values = (run_spec.run_id, *map(part_name, names))
+        values = (driver.run_spec.run_id, *map(part_name, names))
         self.driver, self.record = driver, {}
         self.gauges = {name: Gauge(name, description, TAGS) for name, description in GAUGES.items()}
         for gauge in self.gauges.values():

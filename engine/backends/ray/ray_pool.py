@@ -25,7 +25,6 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from torch.utils import _pytree as pytree
 
-from ...aggregation.collecting import row_files
 from ...aggregation.message_rows import vector_leaves, write_rows
 from ...aggregation.staged import StagedMessages
 from ...cohorts.tasks import TrainingTask
@@ -102,8 +101,9 @@ class RayPool(Pool):
         self.run_spec, self.data, self.table, self.hooks = run_spec, data, table, hooks
         self.placement, self.several, self.engine = placement, several, run_spec.experiment.engine
         self.home = ray.get_runtime_context().get_node_id()
-        sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
-        messages = row_files(run_spec) if table.layout.messages else (0, 0)
+        method, x = run_spec.method(), run_spec.initial_model()
+        sample = StateSpec(method, x).client
+        messages = run_spec.stage_plan.row_files(method, x) if table.layout.messages else (0, 0)
         self.files = StateFiles(table.layout, self.home, sample, messages)
         keeps_state = bool(table.layout.folder and pytree.tree_leaves(sample))
         self.rows = RowFiles(table.layout, sample) if keeps_state else None  # of the driver's node
@@ -134,7 +134,8 @@ class RayPool(Pool):
 
     # --- workers that start -------------------------------------------------------------------------------------------
     def _start_worker(self, request: WorkerRequest, tries: int = 0) -> None:
-        worker = WorkerHandle.of(self.run_spec, self.data, self.files, request, self.made, tries)
+        given = [self.run_spec.for_worker(request.group.gpus), *self.data]
+        worker = WorkerHandle.of(given, self.files, request, self.made, tries)
         worker.node = self._number_of(request.node)
         self.made += 1
         self.workers.append(worker)
@@ -144,7 +145,7 @@ class RayPool(Pool):
         return [worker for worker in self.workers if worker.started is None]
 
     def _wait_for_first(self) -> None:
-        limit = self.engine.wait + start_seconds(self.run_spec)
+        limit = self.engine.wait + start_seconds(self.run_spec.kernels.compiled)
         end = time.monotonic() + limit
         while self.coming:
             self._welcome(LOOK_SECONDS)
@@ -195,7 +196,7 @@ class RayPool(Pool):
             return
         cause = why_unfit(error)
         if not cause:
-            cause = death_at_start(error, self.run_spec)
+            cause = death_at_start(error, self.run_spec.memory_remedy())
             self.hooks.log(f"{worker.name} died as it started: {cause}")
             if worker.tries + 1 < STARTS:
                 self.workers.remove(worker)
@@ -405,7 +406,7 @@ class RayPool(Pool):
             self.scheduler.put_back(call.items)
             self._lost_node(worker.node)
         else:
-            why = replace(death(error, self.run_spec), where=worker.name)
+            why = replace(death(error, self.run_spec.memory_remedy()), where=worker.name)
             if worker.hung:
                 why = replace(why, cause=f"no step for {self.engine.patience:g} s (engine.patience)", kind="client")
             self._replace(worker, why.cause)
@@ -429,7 +430,7 @@ class RayPool(Pool):
             raise WorkersLost(f"{self.deaths} workers died in a row without finishing a task, the last: {cause}")
 
     def _look_for_hanging(self) -> None:
-        patience, starting = self.engine.patience, start_seconds(self.run_spec)
+        patience, starting = self.engine.patience, start_seconds(self.run_spec.kernels.compiled)
         for worker in self.workers:
             if worker.started is None and worker.silent_for() > max(patience, starting):
                 ray.kill(worker.actor)
@@ -558,7 +559,7 @@ class RayPool(Pool):
         """Run a pass over the messages in the driver itself, if its node has the messages but no worker."""
         round = phase.tasks[0].round
         if self.here is None or self.here[0] != (round == 0):
-            staged = StagedMessages(self.run_spec, self._message_of(round), self.table.layout.messages)
+            staged = StagedMessages(self.run_spec.stage_plan, self._message_of(round), self.table.layout.messages)
             self.here = (round == 0, staged)
         staged = self.here[1]
         assert staged.files is not None

@@ -15,7 +15,6 @@ from ...config.schema import WorkerGroup
 from ...errors import WorkerUnfit
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...rounds.pool import Failure
-from ...run_spec import RunSpec
 from .placement import on_node
 from .scheduler import Waiting
 from .shared_sums import FilesOfWorker, Places
@@ -89,16 +88,14 @@ class WorkerHandle:
 
     @staticmethod
     def of(
-        run_spec: RunSpec, data: Sequence[Any], files: StateFiles, request: WorkerRequest, number: int, tries: int = 0
+        given: Sequence[Any], files: StateFiles, request: WorkerRequest, number: int, tries: int = 0
     ) -> WorkerHandle:
-        """Start a worker. data: references to training set, test set and client index."""
+        """Start a worker. given: the run, and references to training set, test set and client index."""
         group = request.group
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
         options |= {"concurrency_groups": {SIGNS: 1}, "scheduling_strategy": request.strategy}
         remote: Any = ray.remote(**options)(WorkerProcess)
-        on_gpu = group.gpus or not run_spec.experiment.engine.on_gpus()
-        own = run_spec.with_gpus(group.gpus) if on_gpu else run_spec.on_cpu()
-        actor = remote.remote(own, *data, files, number)
+        actor = remote.remote(*given, files, number)
         return WorkerHandle(actor, number, request, actor.ready.remote(), tries)
 
     @property
@@ -150,9 +147,9 @@ class WorkerHandle:
         return found
 
 
-def start_seconds(run_spec: RunSpec) -> float:
-    """The seconds that a worker may take to start; it may have to build the kernels."""
-    return START_SECONDS + (BUILD_SECONDS if run_spec.kernels.compiled else 0.0)
+def start_seconds(compiled: bool) -> float:
+    """The seconds that a worker may take to start. compiled: whether it may have to build the kernels."""
+    return START_SECONDS + (BUILD_SECONDS if compiled else 0.0)
 
 
 def why_unfit(error: Exception) -> str:
@@ -163,27 +160,21 @@ def why_unfit(error: Exception) -> str:
     return last_error_line(error) if isinstance(error, RayActorError) and error.actor_init_failed else ""
 
 
-def death(error: Exception, run_spec: RunSpec) -> Failure:
-    """The failure for the death of a worker, as Ray reports it, with the remedy if memory may be the reason."""
+def death(error: Exception, remedy: str) -> Failure:
+    """The failure for the death of a worker, as Ray reports it. remedy: what it says if memory may be the reason."""
     if isinstance(error, OutOfMemoryError):
         cause = "the worker died: Ray ended it, because its machine's memory ran out"
         return Failure(None, cause, "", kind="memory")
     cause = f"the worker died: {type(error).__name__}"
     if any(word in str(error) for word in ("OOM", "SIGKILL", "crashed")):
-        cause += (
-            f" (it crashed or was killed, as the kernel does where memory runs out: then, {run_spec.memory_remedy()})"
-        )
+        cause += f" (it crashed or was killed, as the kernel does where memory runs out: then, {remedy})"
     return Failure(None, cause, "")
 
 
-def death_at_start(error: Exception, run_spec: RunSpec) -> str:
-    """Why a worker died that had no task yet, for a log."""
-    found = death(error, run_spec)
-    return (
-        f"{found.cause}; {run_spec.memory_remedy()}"
-        if found.kind == "memory"
-        else f"{found.cause}, {last_error_line(error)}"
-    )
+def death_at_start(error: Exception, remedy: str) -> str:
+    """Why a worker died that had no task yet, for a log. remedy: as for `death`."""
+    found = death(error, remedy)
+    return f"{found.cause}; {remedy}" if found.kind == "memory" else f"{found.cause}, {last_error_line(error)}"
 
 
 def last_error_line(error: Exception) -> str:

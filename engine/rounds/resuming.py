@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
-
-import numpy as np
 
 from ..config.differences import differences
 from ..errors import ConfigError
-from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
-from ..storage.object_store import join_url, open_folder
-from .checkpoint import checkpoints_in
-from .checkpoint_store import CheckpointStore, Damaged, Snapshot
-from .row_files import RowFiles
-from .row_table import RowTable
-
-
-def sealed_plan(run_spec: RunSpec) -> dict[str, Any] | None:
-    """The execution plan in the newest sound manifest of the run's folder, or else of its copies; None if there is
-    none."""
-    folder, stores = run_spec.experiment.checkpoint.folder, list[CheckpointStore]()
-    if run_spec.directory is not None:
-        stores.append(checkpoints_in(run_spec.directory))
-    if folder:
-        stores.append(CheckpointStore(open_folder(join_url(folder, run_spec.run_id))))
-    for store in stores:
-        with suppress(Damaged, OSError):
-            return store.newest_manifest()["plan"]
-    return None
+from ..state.checkpoint_store import Snapshot
 
 
 def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]) -> Snapshot:
@@ -91,17 +69,3 @@ def rounds_change_method(run_spec: RunSpec, rounds: int) -> bool:
     other = run_spec.with_experiment(run_spec.experiment.model_copy(update={"federation": federation}))
     method, same_method, other_method = run_spec.method(), run_spec.method(), other.method()
     return method == same_method != other_method  # a method that does not equal itself cannot be compared
-
-
-def verify_rows(snapshot: Snapshot, table: RowTable, state_spec: StateSpec) -> None:
-    """Raise Damaged if the rows of a checkpoint are not in the store."""
-    if len(snapshot.row) != len(table.row):
-        return  # the configuration differs, which `check_usable` reports
-    clients = np.flatnonzero(snapshot.row >= 0)
-    if not table.layout.folder or not len(clients):
-        return
-    if int(snapshot.row.max()) >= table.capacity:
-        raise Damaged("the store has too few rows")
-    digests = RowFiles(table.layout, state_spec.client).digests(snapshot.row[clients])
-    if bad := int((digests != snapshot.digest[clients]).any(1).sum()):
-        raise Damaged(f"the states of {bad} clients do not match their digests")
