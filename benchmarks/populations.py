@@ -40,7 +40,7 @@ from fedfleet.engine.cohorts.tasks import steps_of
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.rounds.driver import Driver
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.launch import new_run_id
+from fedfleet.engine.runs.prepare import new_run_id
 from fedfleet.engine.state.row_files import FILES, paths
 
 MIB = 2**20

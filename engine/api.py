@@ -11,8 +11,9 @@ from .config.schema import PARTS, Experiment
 from .config.schema import experiment as validated
 from .errors import ConfigError
 from .run_spec import RunSpec
-from .runs.launch import execute, new_run_id, prepare
+from .runs.launch import execute
 from .runs.observer import Watching, observers_of
+from .runs.prepare import new_run_id, prepare
 from .runs.result import Result
 from .runs.rounds import Rounds
 from .runs.run_directory import RunDirectory

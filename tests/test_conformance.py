@@ -26,7 +26,7 @@ from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.method_form.state_spec import StateSpec
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Mlp

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from ..engine.errors import FedFleetError, Interrupted
-from ..engine.runs.launch import new_run_id
+from ..engine.runs.prepare import new_run_id
 from .exit_status import report_errors
 from .page import svg
 from .report.charts import curves

@@ -10,8 +10,9 @@ from ..engine.config.schema import experiment as validated
 from ..engine.errors import ConfigError
 from ..engine.run_spec import RunSpec
 from ..engine.runs.fork import fork_of
-from ..engine.runs.launch import execute, new_run_id
+from ..engine.runs.launch import execute
 from ..engine.runs.observer import Watching, observers_of
+from ..engine.runs.prepare import new_run_id
 from ..engine.runs.result import Result
 from ..engine.runs.run_directory import RunDirectory
 from ..engine.runs.saved_files import require_kind

@@ -16,7 +16,8 @@ import psutil
 from ..engine.api import resume, run
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
-from ..engine.runs.launch import execute, new_run_id
+from ..engine.runs.launch import execute
+from ..engine.runs.prepare import new_run_id
 from ..engine.runs.result import Result
 from ..engine.state.checkpoint import checkpointed_rounds
 from .forking import prepared

@@ -1,6 +1,7 @@
 """A run from its launch to its result. Here all rooms meet.
 
-launch            checks an experiment, runs its rounds on a backend, and tells observers
+prepare           makes a run of an experiment, after all checks that need no data
+launch            runs the rounds of a run on a backend, and tells observers
 rounds            an iterator over the rounds of a run while it runs; detached: a run that outlives its launcher
 host              a run in this process: its data, plan, driver and pool
 members           several runs in one process, which run their phases together; shared_data: what else they share

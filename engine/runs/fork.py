@@ -31,7 +31,7 @@ from ..state.row_files import remove_files, width
 from ..state.sharing import share_rows
 from ..storage.plain_files import refuse_unusual
 from .fork_states import check_workload, parent_of, states_of_fork, validated_with
-from .launch import new_run_id, prepare
+from .prepare import new_run_id, prepare
 from .run_directory import RunDirectory, json_of_frozen, log_line, read_run_id, refuse_run
 from .saved_files import FROZEN, INITIAL, NAMES, require_kind, saved_config
 

@@ -13,7 +13,7 @@ from fedfleet.engine.memory import release_freed_memory
 from fedfleet.engine.planning.autotune import wait
 from fedfleet.engine.planning.execution_plan import gpu
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.launch import check_device
+from fedfleet.engine.runs.prepare import check_device
 
 from ..faults.runs import Watch, interrupt, same, small
 from ..test_conformance import few

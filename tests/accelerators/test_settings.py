@@ -18,7 +18,7 @@ from fedfleet.engine.memory import is_device_full, is_out_of_memory
 from fedfleet.engine.planning import as_written
 from fedfleet.engine.planning.execution_plan import can_measure, candidates
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 
 from ..faults.runs import Watch
 from ..test_conformance import Few, few

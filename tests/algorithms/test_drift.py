@@ -15,7 +15,7 @@ from fedfleet.algorithms.mifa import mifa
 from fedfleet.algorithms.parts.rules import Adam, Sgd
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from tests.algorithms.driver import run, tree
 from tests.algorithms.golden import CASES, PROBLEM, equal
 from tests.algorithms.identities import ROUNDING

@@ -18,8 +18,9 @@ from fedfleet.engine.rounds.driver import Driver
 from fedfleet.engine.rounds.pool import finished
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs import host
-from fedfleet.engine.runs.launch import play, prepare
+from fedfleet.engine.runs.launch import play
 from fedfleet.engine.runs.members import Member, Members
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.engine.state.row_files import RowFiles
 from fedfleet.workloads.workload import Model
 

@@ -28,7 +28,7 @@ from fedfleet.engine.clients.members import taken_apart
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.engine.runs.restore import bring
 from fedfleet.tune.show import describe
 from fedfleet.workloads.classification import Classification

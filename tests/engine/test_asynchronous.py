@@ -16,7 +16,7 @@ from fedfleet.engine.fleet.asynchronous import AsynchronousPlanner
 from fedfleet.engine.fleet.timeline import Timeline, drawn_positions, not_excluded, staleness_weight
 from fedfleet.engine.fleet.visits import VisitTimes
 from fedfleet.engine.rounds.driver import Driver
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads import counted
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.problems.quadratic import Quadratic

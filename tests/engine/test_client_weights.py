@@ -29,7 +29,7 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.api import run
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Logistic, Mlp

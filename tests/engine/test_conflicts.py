@@ -17,7 +17,7 @@ from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.engine.config.conflicts import Conflict
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.tune.files import override
 from tools.site.configuration import ALL_CONFLICTS
 

@@ -13,7 +13,7 @@ from fedfleet.engine.errors import Diverged, RowsLost
 from fedfleet.engine.reduction.tree import NAMES, TaskResult
 from fedfleet.engine.rounds.driver import Driver
 from fedfleet.engine.rounds.pool import Outcome, Phase, Pool, played
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 
 from .setups import STEPS, digits
 

@@ -14,7 +14,7 @@ import pytest
 import fedfleet
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.runs.environment import MANY, digests, environment, with_earlier
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.data.sentiment import Sst2
 
 

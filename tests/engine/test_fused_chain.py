@@ -20,7 +20,7 @@ from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels.fused_chain import Chain, FusedChain, chain_or_none
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.partitions.standard import Iid
 from fedfleet.workloads.workload import Model

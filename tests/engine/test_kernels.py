@@ -21,7 +21,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import library, operators
 from fedfleet.engine.kernels.operators import Conv, Native, Pool
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 
 from .setups import run_and_count
 

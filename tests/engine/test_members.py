@@ -25,7 +25,7 @@ from fedfleet.engine.method_form.numbers import differing, form, numbers, with_n
 from fedfleet.engine.planning.execution_plan import candidates
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs import members as backend
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.engine.runs.shared_data import SharedData
 from fedfleet.engine.state.checkpoint import checkpointed_rounds
 from fedfleet.tune.executor.executor import check_together, why_not_together

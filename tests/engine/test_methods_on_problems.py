@@ -58,7 +58,7 @@ def test_scaffold_reaches_the_optimum_that_fedavg_misses():
 
 def stops(experiment, lr: float, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(FedAvg's stationary point, the optimum), (d,) each, from the clients' A_i and b_i in float64."""
-    from fedfleet.engine.runs.launch import prepare
+    from fedfleet.engine.runs.prepare import prepare
 
     split = prepare(experiment, "test").split()
     a, b = (torch.from_numpy(split.train[name]).to(torch.float64) for name in ("a", "b"))

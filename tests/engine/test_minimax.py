@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fedfleet.engine import resume, run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.tune.cli import main
 from tests.faults.runs import Watch, interrupt
 

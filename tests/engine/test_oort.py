@@ -13,7 +13,7 @@ from fedfleet.engine.cohorts.oort import Oort
 from fedfleet.engine.cohorts.samplers import Feedback, uniform_draw
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads import counted
 
 from ..reference.oort import Reference, Settings, root_mean_square

@@ -11,7 +11,7 @@ import torch
 from fedfleet.algorithms.padamfed import padamfed
 from fedfleet.engine import run
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 
 from .setups import EPOCHS, STEPS, digits
 

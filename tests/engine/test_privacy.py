@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.engine.state.row_files import StateLayout
 
 from .setups import EPOCHS, STEPS, digits

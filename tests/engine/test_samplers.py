@@ -17,7 +17,7 @@ from fedfleet.engine.cohorts.samplers import Ask, Feedback, capped, race, sample
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 
 from .setups import driver_here, next_round
 

@@ -19,7 +19,7 @@ from fedfleet.engine.config.registry import resolve as resolve_entry
 from fedfleet.engine.config.schedules import has_schedule, numbers_over_steps, resolve
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from tests.algorithms import driver
 from tests.reference import low_communication as slow
 

@@ -26,7 +26,7 @@ from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
 from fedfleet.engine.kernels import tape
 from fedfleet.engine.kernels.tape import PROOFS, Tapes
 from fedfleet.engine.method_form.numbers import numbers
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 
 from ..test_conformance import spec as with_arguments
 from .setups import EPOCHS, STEPS, digits

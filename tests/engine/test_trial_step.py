@@ -25,7 +25,7 @@ from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.planning import as_written
 from fedfleet.engine.planning.trial_step import Trial, try_step
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Mlp

@@ -14,7 +14,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.fleet.planner import arrivals
 from fedfleet.engine.fleet.visits import VisitTimes
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from tests.faults.runs import Watch, interrupt
 
 FLEET = {

@@ -16,7 +16,7 @@ from fedfleet.engine.cohorts.tilted import Tilted
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.fleet.table import SAMPLERS
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.workload import Split, Workload
 from tests.algorithms.golden import CASES, DIGITS, PROBLEM, equal

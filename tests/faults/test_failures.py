@@ -21,7 +21,7 @@ from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks
 from fedfleet.engine.config.schema import Evaluate, experiment
 from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, WorkersLost
 from fedfleet.engine.method_form.state_spec import StateSpec
-from fedfleet.engine.runs.launch import new_run_id, prepare
+from fedfleet.engine.runs.prepare import new_run_id, prepare
 from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.state.checkpoint import checkpoints_in
 from fedfleet.engine.state.row_table import RowTable

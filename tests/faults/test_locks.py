@@ -196,7 +196,7 @@ def test_a_driver_that_outlives_its_launcher_is_waited_for(broken_off, tmp_path,
 
 def test_a_detached_run_is_refused_where_its_folder_is_taken(tmp_path, ray_here, monkeypatch):
     from fedfleet.engine.runs import detached
-    from fedfleet.engine.runs.launch import new_run_id, prepare
+    from fedfleet.engine.runs.prepare import new_run_id, prepare
 
     monkeypatch.setattr(detached, "connect", lambda engine: False)
     run_spec = prepare(small(tmp_path, backend="ray", address="auto", workers=1), new_run_id(), tmp_path / "out")

@@ -26,7 +26,7 @@ from fedfleet.engine.api import run as start
 from fedfleet.engine.config.registry import find_plugin
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.tune.files import load
 from fedfleet.tune.tracking import stores
 from fedfleet.tune.tracking.mlflow_writer import MlflowWriter

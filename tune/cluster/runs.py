@@ -10,7 +10,7 @@ from ...engine.backends.ray.connect import join
 from ...engine.config.schema import Experiment
 from ...engine.errors import FedFleetError
 from ...engine.runs import detached
-from ...engine.runs.launch import prepare
+from ...engine.runs.prepare import prepare
 from ...engine.runs.result import Result
 from ...engine.runs.run_directory import read_run_id, refuse_run
 from ...engine.storage.expanded import expanded

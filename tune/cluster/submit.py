@@ -24,7 +24,7 @@ from ray.job_submission import JobSubmissionClient
 from ...engine.backends.ray.connect import TOKEN, check_listening, first_bytes, token_found, use_token
 from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError, FedFleetError, first_line
-from ...engine.runs.launch import new_run_id
+from ...engine.runs.prepare import new_run_id
 from ..files import load, load_data
 from ..keyboard import keyboard
 

@@ -10,7 +10,7 @@ import yaml
 
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError
-from ...engine.runs.launch import new_run_id
+from ...engine.runs.prepare import new_run_id
 from ...engine.storage.expanded import expanded
 from ..files import listed, load_data, override
 from ..output_paths import check_out

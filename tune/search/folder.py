@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, first_line
 from ...engine.run_spec import RUN_ID
-from ...engine.runs.launch import new_run_id
+from ...engine.runs.prepare import new_run_id
 from ...engine.runs.saved_files import refuse_other_kind, require_kind
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text

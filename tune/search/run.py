@@ -13,7 +13,7 @@ import yaml
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, Interrupted
 from ...engine.runs.expected_columns import check_column
-from ...engine.runs.launch import prepare
+from ...engine.runs.prepare import prepare
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.atomic_write import write
 from ...engine.storage.expanded import expanded

@@ -17,7 +17,7 @@ from ...engine.errors import ConfigError, FedFleetError
 from ...engine.planning.execution_plan import without_numbers
 from ...engine.run_spec import RunSpec
 from ...engine.runs.expected_columns import check_column
-from ...engine.runs.launch import prepare
+from ...engine.runs.prepare import prepare
 from ..tracking.stores import store
 from ..tracking.writers import check_names
 from ..validation import refuse_test_metric
