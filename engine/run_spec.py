@@ -66,6 +66,18 @@ class Backend(NamedTuple):
     why: str = ""
 
 
+@dataclass
+class ProofsOnData:
+    """What this process found out on the data of a run before round 1.
+
+    `kernels`: for each name of kernels that was tried, None if they are proven, else the Disagreement.
+    `blocks`: why clients cannot be trained in blocks, "" if they can; None before it was tried.
+    """
+
+    kernels: dict[str, Any] = field(default_factory=dict)
+    blocks: str | None = None
+
+
 T = TypeVar("T")
 
 
@@ -107,9 +119,7 @@ class RunSpec:
     proven_kernels: str | None = None
     missing_kernels: tuple[str, ...] = ()
     given_model: dict[str, Tensor] | None = field(default=None, compare=False)
-    proofs: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What was found out on the run's data before round 1, in this process: for each name of kernels that was tried,
-    None if they are proven, else the Disagreement; and what `execution_plan.why_not_blocks` found."""
+    proofs: ProofsOnData = field(default_factory=ProofsOnData, compare=False, repr=False)
     built: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What was built from the experiment in this process, see `built_once`."""
 
@@ -139,7 +149,7 @@ class RunSpec:
         """The same run with the reasons why machines lack compiled kernels."""
         return replace(self, missing_kernels=missing_kernels)
 
-    def with_proofs(self, proofs: dict[str, Any]) -> RunSpec:
+    def with_proofs(self, proofs: ProofsOnData) -> RunSpec:
         """The same run with proofs that it shares with others."""
         return replace(self, proofs=proofs)
 
@@ -348,7 +358,7 @@ class RunSpec:
 
     def with_experiment(self, experiment: Experiment) -> RunSpec:
         """The same run with other settings. Nothing is built of them, and nothing is proven."""
-        return replace(self, experiment=experiment, proofs={}, built={})
+        return replace(self, experiment=experiment, proofs=ProofsOnData(), built={})
 
     def for_worker(self, gpus: float) -> RunSpec:
         """The same run for a worker that reserves this many GPUs, or a fraction of one, while others may have some."""

@@ -39,8 +39,6 @@ from .kernel_proof import Disagreement, kernel_identity, prove
 WORTH = 20_000
 """The number of local steps from which on a run is long enough for a measurement. Such a run takes about half a minute
 with a small network, and the measurement takes some seconds."""
-BLOCKS_PROOF = "blocks"
-"""The name of what `block_difference` found among the proofs of a run."""
 PATIENCE = 60.0
 """The longest wait in seconds for another process that measures the same plan."""
 BLOCKS = (48, 24, 12, 8, 4)
@@ -117,10 +115,12 @@ def in_blocks_or_alone(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
 
 def why_not_blocks(run_spec: RunSpec, split: Split) -> str:
     """Why a block does not compute what the module does for each client alone, "" if it does. It is found out once."""
-    if BLOCKS_PROOF not in run_spec.proofs:
+    proofs = run_spec.proofs
+    if proofs.blocks is None:
         with trying():
-            run_spec.proofs[BLOCKS_PROOF] = block_difference(run_spec, split)
-    return run_spec.proofs[BLOCKS_PROOF]
+            proofs.blocks = block_difference(run_spec, split)
+    assert proofs.blocks is not None
+    return proofs.blocks
 
 
 def may_vectorise(run_spec: RunSpec, split: Split) -> bool:
@@ -157,7 +157,7 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
                 f"torch's compute: {error}; resume it on a machine like the one where it began"
             )
         plan = plan._replace(kernels="torch")
-    refused = {name: error for name, error in run_spec.proofs.items() if isinstance(error, Disagreement)}
+    refused = {name: error for name, error in run_spec.proofs.kernels.items() if isinstance(error, Disagreement)}
     reasons = [f"{name} kernels refused: {error}" for name, error in refused.items()]
     return plan, "; ".join([how, *reasons])
 
@@ -166,14 +166,14 @@ def disproof(run_spec: RunSpec, split: Split, kernels: Kernels) -> Disagreement 
     """Why kernels must not be used on this run's data, None if they are proven. Each kind is tried once."""
     if not kernels.needs_proof:
         return None
-    name = str(kernels)
-    if name not in run_spec.proofs:
-        run_spec.proofs[name] = None
+    name, found = str(kernels), run_spec.proofs.kernels
+    if name not in found:
+        found[name] = None
         try:
             prove(run_spec, split, kernels, blocks=trains_in_blocks(run_spec, split))
         except Disagreement as error:
-            run_spec.proofs[name] = error
-    return run_spec.proofs[name]
+            found[name] = error
+    return found[name]
 
 
 def recorded_plan(run_spec: RunSpec, file: Path | None) -> tuple[ExecutionPlan | None, str]:
@@ -297,7 +297,7 @@ def kernels_to_try(run_spec: RunSpec, split: Split | None = None) -> list[Kernel
         if not (why := why_not(run_spec, kernels)):
             found.append(kernels)
         elif split is not None:
-            run_spec.proofs[str(kernels)] = Disagreement(f"they are {why}")
+            run_spec.proofs.kernels[str(kernels)] = Disagreement(f"they are {why}")
     replaced = {name for kernels in found for name in kernels.instead_of}
     kept = [kernels for kernels in found if kernels.name not in replaced]
     return [kernels for kernels in kept if split is None or disproof(run_spec, split, kernels) is None]

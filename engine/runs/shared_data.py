@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any
 
 from ...workloads.workload import Split
 from ..method_form.numbers import form
 from ..planning.data import checked_split, keep_partition
 from ..planning.execution_plan import asks_for_kernels, kernels_to_try
-from ..run_spec import RunSpec
+from ..run_spec import ProofsOnData, RunSpec
 
 KEPT_BYTES = 1 << 30
 """The data of earlier runs is kept for later ones up to this size, at least that of the last run."""
@@ -22,7 +21,7 @@ class SharedData:
 
     def __init__(self) -> None:
         self.splits: OrderedDict[str, Split] = OrderedDict()
-        self.proofs: dict[Hashable, dict[str, Any]] = {}
+        self.proofs: dict[Hashable, ProofsOnData] = {}
         self.checked: set[Hashable] = set()  # what runs that broke no rule on their data have in common with others
 
     def split(self, run_spec: RunSpec) -> Split:
@@ -55,10 +54,10 @@ class SharedData:
             self.splits.popitem(last=False)
         return self.splits[key]
 
-    def proofs_of(self, run_spec: RunSpec) -> dict[str, Any]:
-        """The proofs of kernels for all runs with the same data and model whose methods differ in numbers alone."""
+    def proofs_of(self, run_spec: RunSpec) -> ProofsOnData:
+        """The proofs for all runs with the same data and model whose methods differ in numbers alone."""
         same = same_but_numbers(run_spec)
-        return {} if same is None else self.proofs.setdefault(same, {})
+        return ProofsOnData() if same is None else self.proofs.setdefault(same, ProofsOnData())
 
 
 def same_but_numbers(run_spec: RunSpec) -> Hashable | None:
