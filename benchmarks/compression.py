@@ -36,7 +36,7 @@ class Clock(Observer):
         self.rounds.append(now - self.at)
         self.at = now
 
-    def begin(self, run_spec: Any, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: Any) -> None:
         self.at = time.process_time()
 
 

@@ -187,7 +187,7 @@ class Progress(Observer):
         self.rounds: int = 0
         self.shown: dict[str, str] = {}
 
-    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec) -> None:
         self.rounds = run_spec.last_round
         if in_notebook():
             from IPython.display import display
@@ -229,9 +229,9 @@ class ProgressOfCommand(Progress):
         super().__init__()
         self.tracks = tracks
 
-    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec) -> None:
         tell(described(run_spec))
-        super().begin(run_spec, facts)
+        super().begin(run_spec)
 
     def end(self, result: Result) -> None:
         super().end(result)

@@ -69,7 +69,7 @@ class Detached(Observer):
         return self.signal
 
     # --- an observer ------------------------------------------------------------------------------------------------
-    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec) -> None:
         self.begun.set()
 
     def record(self, record: Record) -> None:
@@ -147,7 +147,7 @@ def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int
     try:
         run_spec: Any = answered(actor.specification.remote(), f"run {run_id}", address)
         for observer in watching:
-            observer.begin(run_spec, {})
+            observer.begin(run_spec)
         for event in listen(actor, lambda: 0):
             notify(event, watching)
         outcome = answered(actor.ended.remote(), f"run {run_id}", address)

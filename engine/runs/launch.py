@@ -55,7 +55,7 @@ def play(
         try:
             for observer in observers:
                 begun.append(observer)
-                observer.begin(run_spec, {})
+                observer.begin(run_spec)
             events = events_of(run_spec, directory, stop, host or Host())
             rows, model, seconds = yield from _observed(run_spec, events, observers)
             seconds += time.perf_counter() - started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Union
 
@@ -21,8 +22,9 @@ class Observer:
     time with the same number, when the run went back to a checkpoint after it lost a node.
     """
 
-    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
-        """The run is about to start. facts: reserved, empty."""
+    def begin(self, run_spec: RunSpec) -> None:
+        """The run is about to start. run_spec: what it is; `run_spec.experiment` is its configuration,
+        `run_spec.directory` its folder or None, `run_spec.resume` whether it goes on after a checkpoint."""
 
     def resumed(self, records: list[Record]) -> None:
         """The run goes on after a checkpoint. records: all rounds up to the checkpoint."""
@@ -62,9 +64,22 @@ def observers_of(watching: Iterable[Watching]) -> list[Observer]:
     found: list[Observer] = []
     for each in watching:
         if isinstance(each, Observer) or hasattr(each, "record"):
+            check_begin(each)
             found.append(each)  # pyright: ignore[reportArgumentType] an object that is no Observer may act as one
         elif callable(each):
             found.append(EachRound(each))
         else:
             raise ConfigError(f"observers must be Observers or functions of a round's record, got {each!r}")
     return found
+
+
+def check_begin(observer: Any) -> None:
+    """Raise ConfigError for an observer whose `begin` does not take the run alone."""
+    arguments = inspect.signature(observer.begin)
+    try:
+        arguments.bind(None)
+    except TypeError:
+        raise ConfigError(
+            f"observers: begin must take one argument, the run, got ({', '.join(arguments.parameters)}) in "
+            f"{type(observer).__name__}; leave out the others"
+        ) from None

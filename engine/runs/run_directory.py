@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import yaml
 from torch import Tensor
@@ -123,7 +122,7 @@ class RunDirectory(Observer):
         except Exception as error:  # of whatever kind safetensors raises
             raise ConfigError(f"{self.path / INITIAL} is damaged ({first_line(error)}); put the file back") from error
 
-    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write(self.path / "config.yaml", yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False))
         found = with_earlier(environment(run_spec), self.path / ENVIRONMENT)

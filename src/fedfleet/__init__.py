@@ -24,7 +24,7 @@ _MODULES: dict[str, str] = {
 }
 """Name -> the module that it comes from."""
 
-__all__ = sorted([*_MODULES, "__version__"])
+__all__ = sorted([*_MODULES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll] it reads the stub
 
 
 def __getattr__(name: str) -> Any:

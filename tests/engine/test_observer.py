@@ -13,7 +13,7 @@ import pytest
 
 from fedfleet.engine import Observer, resume, run
 from fedfleet.engine.config.schema import experiment
-from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.runs.detached import Detached
 from fedfleet.engine.runs.run_directory import RunDirectory
 from fedfleet.tune.progress import Progress
@@ -73,6 +73,16 @@ def test_an_observer_that_overrides_one_method_sees_a_run_that_is_resumed(tmp_pa
     resume(small(), tmp_path / "run", [watching, foreign])  # type: ignore[list-item]
     assert watching.seen == [1, 2, 3, 4]
     assert {"begin", "resumed", "record", "end"} <= set(foreign.calls)
+
+
+def test_an_observer_of_an_earlier_version_is_refused_before_the_run():
+    class Earlier(Observer):
+        def begin(self, run_spec: Any, facts: Any) -> None:  # type: ignore[override]
+            raise AssertionError
+
+    words = r"begin must take one argument, the run, got \(run_spec, facts\) in Earlier; leave out the"
+    with pytest.raises(ConfigError, match=words):
+        run(small(), observers=[Earlier()])
 
 
 def test_a_run_can_be_asked_to_stop_without_a_signal(tmp_path: Path):

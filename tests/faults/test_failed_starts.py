@@ -51,7 +51,7 @@ class Meanwhile(Observer):
     def __init__(self, act: Callable[[], None]) -> None:
         self.act = act
 
-    def begin(self, run_spec: Any, facts: Any) -> None:
+    def begin(self, run_spec: Any) -> None:
         thread = threading.Thread(target=self.act)
         thread.start()
         thread.join()
@@ -116,7 +116,7 @@ def test_a_run_that_is_complete_removes_its_states_and_no_more(tmp_path):
 class Later(Meanwhile):
     """The same observer, but the files come after the first round."""
 
-    def begin(self, run_spec: Any, facts: Any) -> None: ...
+    def begin(self, run_spec: Any) -> None: ...
 
     def record(self, record: Any) -> None:
         if record["round"] == 1:

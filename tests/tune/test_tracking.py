@@ -270,7 +270,7 @@ def test_the_load_of_the_machine(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     made = load("digits", ["tracking.system=true", "tracking.model=false"])
     tracker = MlflowTracker()
-    tracker.begin(prepare(made, "load"), {})
+    tracker.begin(prepare(made, "load"))
     tracker.record({"round": 1, "train/loss": 1.0})
 
     def measured() -> bool:
@@ -709,7 +709,7 @@ def test_rounds_that_are_run_again_are_there_once(here: Path):
     """As after the loss of a node: the tracker gets the rounds 1 to 4, and then 3 to 6."""
     uri = f"sqlite:///{here / 'mlflow.db'}"
     tracker = MlflowTracker(uri)
-    tracker.begin(prepare(load("digits"), "again"), {})
+    tracker.begin(prepare(load("digits"), "again"))
     for time_, number in enumerate((1, 2, 3, 4, 3, 4, 5, 6)):
         tracker.record({"round": number, "train/loss": 1 / number, "time/seconds": float(time_)})
     tracker._close("finished")

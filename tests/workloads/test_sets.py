@@ -118,7 +118,7 @@ class Reseeding(Observer):
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def begin(self, run_spec: Any, facts: Any) -> None:
+    def begin(self, run_spec: Any) -> None:
         self.record({})
 
     def record(self, record: Any) -> None:

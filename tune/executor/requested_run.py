@@ -51,7 +51,7 @@ class RequestedRun(Observer):
         raise NotImplementedError
 
     # --- an observer --------------------------------------------------------------------------------------------------
-    def begin(self, run_spec: RunSpec, facts: dict[str, object]) -> None:
+    def begin(self, run_spec: RunSpec) -> None:
         self.rounds = run_spec.last_round
 
     def resumed(self, records: list[Record]) -> None:

@@ -35,7 +35,7 @@ class RunTracker(Observer):
         self.rounds = 0
         self.has_writer = False
 
-    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec) -> None:
         self.run_spec, system = run_spec, run_spec.experiment.tracking.system
         target = Target(
             "run", self.folder, run_spec.run_id, self.uri, self.experiment, resumes=run_spec.resume, system=system
