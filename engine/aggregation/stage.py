@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from ...algorithms.aggregation.contract import Mean
 from ...algorithms.aggregation.messages import Messages, Stored
 from ...algorithms.attacks.contract import CohortAttack
-from ...algorithms.contract import Message, Round
+from ...algorithms.contract import Algorithm, Message, Round
+from ...algorithms.tree import Tree
 from ..cohorts.tasks import TrainingTask
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
@@ -29,6 +30,7 @@ from .message_rows import (
     Span,
     Vector,
     capacity,
+    make_rows,
     shaped,
     spans_of,
     vector_leaves,
@@ -71,6 +73,12 @@ class StageRunner:
                 f"bytes of memory, and {free:,} bytes are free; lower federation.cohort, or use norm_clipping or "
                 "sign_vote"
             )
+
+    def make_rows(self, method: Algorithm, x: Tree) -> str:
+        """Make the files for the messages of a round, and of the pass over all clients if the method has one. Returns
+        their folder. Raises StoreFull."""
+        make_rows(self.folder, *self.plan.row_files(method, x), self.plan.largest_cohort, self.rule.called)
+        return self.folder
 
     def init(self, state_spec: StateSpec) -> StageState:
         """The state before round 1, and before a warm start."""

@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
-from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
 from ..aggregation.rule import Aggregated, StageState
 from ..aggregation.stage import StageRunner
@@ -106,7 +105,9 @@ class Driver:
             warm_start=self.method.warm_start is not None,
         )
         if self.stage.collects:
-            self._make_message_rows()
+            self.stage.check_memory(available_memory())
+            folder = self.stage.make_rows(self.method, x)
+            self.table.layout = self.table.layout._replace(messages=folder)
         self.checkpoints = self._make_checkpoints()
         self.checkpoint_seconds = checkpoint_seconds(experiment.checkpoint, run_spec.directory)
         self.last_checkpoint = time.monotonic()  # or the start of the run
@@ -125,15 +126,6 @@ class Driver:
         self.visits = np.zeros(self.federation.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.federation.rounds)
-
-    def _make_message_rows(self) -> None:
-        """Make the files for the messages of a round, and of the pass over all clients if the method has one."""
-        self.stage.check_memory(available_memory())
-        folder = self.stage.folder
-        plan = self.stage.plan
-        rows = plan.row_files(self.method, self.run_spec.initial_model())
-        make_rows(folder, *rows, plan.largest_cohort, plan.rule.called)
-        self.table.layout = self.table.layout._replace(messages=folder)
 
     def start(self, make_pool: Callable[[RowTable], Pool]) -> None:
         """Start the workers. make_pool: starts them, given the table of client states."""

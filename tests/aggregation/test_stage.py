@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.aggregation.contract import Aggregator, ByCoordinate
 from fedfleet.algorithms.aggregation.messages import Answer, Messages
 from fedfleet.algorithms.contract import Algorithm, Message, Round, Server
-from fedfleet.engine.aggregation.message_rows import make_rows, vector_leaves, with_vector_leaves
+from fedfleet.engine.aggregation.message_rows import vector_leaves, with_vector_leaves
 from fedfleet.engine.aggregation.passes import PassTask
 from fedfleet.engine.aggregation.stage import StageRunner
 from fedfleet.engine.aggregation.staged import StagedMessages
@@ -116,7 +116,7 @@ class Stage:
         folder = str(message_folder(self.run_spec.state_folder)) if plan.collects else ""
         self.runner = StageRunner(plan, self._run_pass, folder)
         if folder:
-            make_rows(folder, *plan.row_files(self.run_spec.method(), self.run_spec.initial_model()), S, "the rule")
+            self.runner.make_rows(self.run_spec.method(), self.run_spec.initial_model())
         self.staged = StagedMessages(plan, self.message, folder)
         self.state = self.runner.init(self.state_spec)
 
