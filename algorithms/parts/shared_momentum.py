@@ -21,7 +21,7 @@ With a rule other than `sgd` the displacement is no multiple of the mean of u, s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -30,7 +30,7 @@ from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round,
 from ..local import Rule
 from ..tree import Tree
 from .checks import one_of, positive, positive_fraction, refuse
-from .groups import PerGroup
+from .groups import Number, PerGroup
 from .rules import Normalised, Sgd
 from .warm_start import Start, WarmStart, WarmStarted
 
@@ -111,16 +111,26 @@ class ServerStep:
 @dataclass(frozen=True)
 class SharedMomentum(WarmStarted):
     """The method of a direction. `rule`: the local step along u; its state starts anew every round. Clients keep c_i
-    where there are control variates, else nothing."""
+    where there are control variates, else nothing. `step_size`: the rule's, where the server divides by it; it is a
+    number of its own, so that it counts as one that is used outside of the local steps."""
 
     direction: Direction
     rule: Rule
     server: ServerStep
     start: Start = "zeros"
+    step_size: Number | None = field(init=False, default=None)
     weighted = False
 
     def __post_init__(self) -> None:
         one_of("zeros", "gradient", start=self.start)
+        if self.server.gamma is not None or self.server.momentum == "displacement":
+            rule: Any = self.rule
+            object.__setattr__(self, "step_size", rule.lr)
+
+    @property
+    def _step_size(self) -> Number:
+        assert self.step_size is not None
+        return self.step_size
 
     def server_init(self, x: Tree) -> Server:
         control = x.zeros() if self.direction.controlled else ()
@@ -157,7 +167,7 @@ class SharedMomentum(WarmStarted):
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         x, c, moved, sent = server.public.x, server.public.control, mean.delta, mean.sent
         gamma, lr = self.server.gamma, self.server.lr
-        new = x + moved * (lr * sent.steps) if gamma is None else x.add(moved, gamma / step_size(self.rule))
+        new = x + moved * (lr * sent.steps) if gamma is None else x.add(moved, gamma / self._step_size)
         control = c.add(sent.change, round.share) if self.direction.controlled else ()
         return Server(Shared(new, self._momentum(server.public, mean), control, x if self.direction.reduced else ()))
 
@@ -175,7 +185,7 @@ class SharedMomentum(WarmStarted):
             return mean.sent.direction
         if self.server.momentum == "controls":
             return public.momentum.lerp(mean.sent.change + public.control, self.direction.beta)
-        return mean.delta / -step_size(self.rule)
+        return mean.delta / -self._step_size
 
     def model(self, server: Server) -> Tree:
         return server.public.x
@@ -190,11 +200,6 @@ class SharedMomentum(WarmStarted):
     def warm_started_server(self, server: Server, mean: Tree) -> Server:
         control = mean if self.direction.controlled else ()
         return Server(server.public._replace(momentum=mean, control=control))
-
-
-def step_size(rule: Any) -> float:
-    """lr of a rule of plain or normalised steps."""
-    return rule.lr
 
 
 def shared_momentum(

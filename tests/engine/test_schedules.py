@@ -326,13 +326,17 @@ LINEAR = {"schedule": "linear", "start": 0.1, "over": "steps"}
         ({"name": "fedavg", "server_lr": LINEAR}, {}, r"method\.server_lr: .* numbers of the local rule alone"),
         ({"name": "fedexp", "evaluate": "last_two", "epsilon": LINEAR}, {}, r"method\.epsilon: .* local rule alone"),
         ({"name": "fedavg_m", "beta": LINEAR}, {}, r"method\.beta: .* numbers of the local rule alone"),
+        *(
+            ({"name": name, "rule": {"name": "sgd", "lr": LINEAR}}, {}, r"method\.rule\.lr: .* used elsewhere")
+            for name in ("fedavg_m", "mofedsam", "mifa")
+        ),
         (
             {"name": "fedavg", "rule": {"name": "sgd", "lr": {**LINEAR, "warmup": 10}}},
             {},
             r"method\.rule\.lr: schedule linear: 0 <= warmup < 6 must hold, the length of the schedule, got warmup=10",
         ),
     ],
-    ids=["epochs", "asynchronous", "server", "last two", "momentum", "warm-up"],
+    ids=["epochs", "asynchronous", "server", "last two", "momentum", "fedavg_m", "mofedsam", "mifa", "warm-up"],
 )
 def test_schedules_over_steps_are_refused_where_they_have_no_meaning(method, federation, said):
     given = {
