@@ -6,11 +6,13 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fedfleet.tune.search.observers import SearchProgress
 from fedfleet.tune.search.plan import plan
+from fedfleet.tune.search.run import header
 from fedfleet.tune.search.trial_store import Trial
 
 DATA = {
@@ -38,6 +40,12 @@ def told() -> SearchProgress:
     shown.run_ends(Trial(1, "failed", {"method.mu": 0.25}, (), 5, "it broke"))
     shown.ends("finished")
     return shown
+
+
+def test_a_search_says_what_it_is_about_to_do():
+    line = header(plan(DATA), Path("runs/mu"))
+    assert line.startswith("search for largest eval/accuracy: 3 trials by tpe over method.mu (")
+    assert line.endswith("; folder: runs/mu")
 
 
 def test_a_line_for_each_trial(capsys: pytest.CaptureFixture[str]):

@@ -149,6 +149,12 @@ class SearchPlan:
     def directions(self) -> list[Direction]:
         return [MODES[mode] for mode in self.settings.objectives.values()]
 
+    @property
+    def aim(self) -> str:
+        """What is searched for, such as "largest eval/accuracy, smallest bytes"."""
+        words = {"max": "largest", "min": "smallest"}
+        return ", ".join(f"{words[mode]} {name}" for name, mode in self.settings.objectives.items())
+
     def experiment(self, values: dict[str, Any]) -> Experiment:
         """The experiment with these values. values: dotted key -> value."""
         return experiment(decided(self.data, values))

@@ -59,13 +59,10 @@ def page_of(plan: SearchPlan, trials: list[Trial], best: list[Trial], reported: 
 
 
 def facts(plan: SearchPlan, trials: list[Trial]) -> list[str]:
-    wanted = ", ".join(
-        f"{'largest' if mode == 'max' else 'smallest'} {name}" for name, mode in plan.settings.objectives.items()
-    )
     counts = [f"{n} {s}" for s in dict.fromkeys(t.status for t in trials) if (n := sum(t.status == s for t in trials))]
     pruner = f", pruned by {plan.settings.pruner}" if plan.settings.pruner != "none" else ""
     return [
-        wanted,
+        plan.aim,
         f"sampler {plan.sampler}{pruner}",
         f"{len(trials)} of {plan.trials} trials: {', '.join(counts) or 'none'}",
         *([CHOSE_A_SEED] if any(one.key == "seed" for one in plan.ranges) else []),

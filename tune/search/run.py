@@ -23,6 +23,7 @@ from ..executor.executor import check_together, on_ray, processes_here, why_not_
 from ..executor.processes import Processes
 from ..executor.source import Executor, RunsObserver, observed, remove_resume_files
 from ..ranges import corners
+from ..streams import tell
 from ..tracking.writers import WRITERS
 from .folder import LOCK, SAVED, SearchIds, load, nothing_left, refuse, search_ids, trial_folder
 from .found import Found, found
@@ -79,8 +80,16 @@ def prepared(wanted: SearchPlan, folder: Path, progress: bool, at_once: int | No
     has_secrets = redacted_data(data) != data  # they stay in the file, for a search that is resumed from it
     write(folder / SAVED, yaml.safe_dump(data, sort_keys=False), private=has_secrets)
     store = store_of(wanted, folder, kept)
+    if progress:
+        tell(header(wanted, folder))
     watched_by = observers(wanted, folder, kept.search_id, progress)
     return TrialSource(wanted, store, folder, kept.search_id, watched_by, at_once)
+
+
+def header(wanted: SearchPlan, folder: Path) -> str:
+    """A search that is about to begin, in one line: what it searches for, in which ranges, and where."""
+    over = ", ".join(f"{one.key} ({one.kind} {one})" for one in wanted.ranges)
+    return f"search for {wanted.aim}: {wanted.trials} trials by {wanted.sampler} over {over}; folder: {folder}"
 
 
 def store_of(wanted: SearchPlan, folder: Path, kept: SearchIds) -> TrialStore:
