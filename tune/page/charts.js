@@ -120,11 +120,44 @@ function axis(spec, title, log, values, sideways) {
 const numbers = (figure, name, chosen) => figure.series.flatMap(one => figure.kind !== "curves" ? one[name]
   : name === "y" ? one.mean : one.x[chosen.x] || Object.values(one.x)[0]);
 
-function layout(figure, chosen) {
+// The ends of a series on y: those of its band or its error bars, or of the single runs.
+function ends(one, log, chosen) {
+  if (chosen.seeds === "lines" && Object.keys(one.seeds || {}).length > 1) return Object.values(one.seeds).flat();
+  const sizes = one.std || one.dy;
+  return (one.mean || one.y).flatMap((value, i) => {
+    const size = sizes[i] || 0;
+    return value === null ? [] : [log && value > 0 ? value * value / (value + size) : value - size, value + size];
+  });
+}
+
+// The range of y of all charts of a section whose reader wants the same one.
+const ranges = new Map();
+function range(section, log, chosen) {
+  if (!ranges.has(section)) {
+    const all = [...section.querySelectorAll(".plot")].map(plot => figures[plot.dataset.figure]);
+    let [low, high] = [Infinity, -Infinity];
+    for (const one of all.flatMap(figure => figure.series)) {
+      if (hidden.has(one.name)) continue;
+      for (const value of ends(one, log, chosen)) {
+        if (value === null || (log && value <= 0)) continue;
+        [low, high] = [Math.min(low, value), Math.max(high, value)];
+      }
+    }
+    ranges.set(section, low < high ? [low, high] : null);
+  }
+  return ranges.get(section);
+}
+
+function layout(figure, chosen, section) {
   const title = figure.kind === "curves" ? chosen.x || figure.x.title : figure.x.title;
-  const of = (name, text) => axis(figure[name], text, isLog(figure, chosen, name), numbers(figure, name, chosen),
-    name === "x");
+  const log = isLog(figure, chosen, "y"), same = chosen["same y"] ? range(section, log, chosen) : null;
+  const of = (name, text) => axis(figure[name], text, isLog(figure, chosen, name),
+    name === "y" && same ? same : numbers(figure, name, chosen), name === "x");
   const y = of("y", figure.y.title);
+  if (same) {
+    const [low, high] = log ? same.map(Math.log10) : same;
+    y.range = [low - .05 * (high - low), high + .05 * (high - low)];
+  }
   if (figure.y.labels.length) y.range = [figure.y.labels.length - .5, -.5];
   return { xaxis: of("x", title), yaxis: y, showlegend: false, hovermode: "closest",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 48, r: 14, t: 12, b: 44 },
@@ -140,7 +173,8 @@ const TRACES = { curves, marks, bars };
 function draw(plot) {
   const figure = figures[plot.dataset.figure], chosen = look(plot.closest("section"));
   plot.dataset.drawn = "yes";
-  return Plotly.react(plot, TRACES[figure.kind](figure, chosen), layout(figure, chosen), CONFIG);
+  return Plotly.react(plot, TRACES[figure.kind](figure, chosen),
+    layout(figure, chosen, plot.closest("section")), CONFIG);
 }
 
 const plots = [...document.querySelectorAll(".plot")];
@@ -152,6 +186,7 @@ const press = (button, on) => button.setAttribute("aria-pressed", String(on));
 document.addEventListener("click", event => {
   const button = event.target.closest("button");
   if (!button) return;
+  ranges.clear();
   const section = button.closest("section"), { set, value, flip, series } = button.dataset;
   if (set) {
     look(section)[set] = value;

@@ -163,6 +163,12 @@ class PageSection(NamedTuple):
         return made
 
     @property
+    def shares_y(self) -> bool:
+        """Whether its charts show one quantity, so that they may have one range of y."""
+        titles = {figure.y.title for figure in self.charts if figure.kind != "bars" and not figure.y.labels}
+        return len(self.charts) > 1 and len(titles) == 1 and all(not f.y.labels for f in self.charts)
+
+    @property
     def kinds(self) -> list[str]:
         return sorted({figure.kind for figure in self.charts})
 
