@@ -165,6 +165,20 @@ def test_robust_rules_see_decoded_messages_and_private_runs_have_no_memories():
         prepare(private, "private")
 
 
+@pytest.mark.parametrize("memory", ["error", "ef21"])
+def test_memories_in_asynchronous_runs(memory: str):
+    """Errors go with buffered updates, and what the server follows of all clients does not."""
+    coded = {"name": "coded", "codec": {"name": "top_k", "ratio": 0.1}, "memory": memory}
+    plain = few({"name": "fedavg", "compression": coded}).plain()
+    plain["federation"]["pace"] = {"name": "buffered", "buffer": 2}
+    buffered = experiment({**plain, "systems": {}})
+    if memory == "error":
+        assert np.isfinite(run(buffered).rows[-1]["client/norm2"])
+    else:
+        with pytest.raises(ConfigError, match="the method has no asynchronous form: ef21's server follows"):
+            prepare(buffered, "buffered")
+
+
 def test_nothing_is_shown_of_what_is_not_compressed():
     plain = RunSpec.of("none", few("fedavg"))
     assert compression(plain.method(), StateSpec(plain.method(), plain.checked_initial_model())) == []
