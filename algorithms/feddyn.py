@@ -13,9 +13,10 @@ machinery, which FedDC shares, is in `parts/drift.py`.
 
 Departures:
 - The paper asks for the minimiser of the local problem; here it is K steps of any rule.
-- The authors' code may scale alpha by the clients' numbers of examples, which a method here does not know. It clips
-  gradients to the norm 10 (the rule `clip` clips the whole direction) and has a weight decay of 0.001.
-- evaluate = "mean" is the mean of the cohort's models, which the code reports beside x. The mean of all clients'
+- The authors' code may scale alpha by the clients' numbers of examples, which a method here does not know.
+- The code clips gradients to the norm 10 (here the rule `clip` clips the whole direction) and has a weight decay of
+  0.001.
+- evaluate = "mean" is the mean of the cohort's models, which the code reports beside x; the mean of all clients'
   models, which it reports too, is left out.
 - Means are uniform, whatever the federation's client weights are.
 """

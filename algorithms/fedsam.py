@@ -14,8 +14,8 @@ CIFAR-10 are rho = 0.1 for FedSAM and rho = 0.7, eta = 0.2 for FedASAM; the defa
 
 Departures:
 - The papers' mean weighs clients by their numbers of examples; here the weights are the federation's.
-- A local optimiser other than SGD, server_lr and `over` are not in the papers. Stochastic weight averaging, which
-  Caldarola et al. add at the end of training, is left out.
+- A local optimiser other than SGD, server_lr and `over` are not in the papers.
+- Stochastic weight averaging, which Caldarola et al. add at the end of training, is left out.
 """
 
 from __future__ import annotations
