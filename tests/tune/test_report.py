@@ -636,6 +636,7 @@ addEventListener("load", async () => {
   told.inner = innerWidth;
   told.scroll = document.documentElement.scrollWidth;
   told.charts = plots.map(plot => plot.querySelector(".main-svg").getBoundingClientRect().width);
+  told.ranges = plots.slice(0, 2).map(plot => plot.layout.yaxis.range);
   told.before = [plots[0].data.length, titles(), getComputedStyle(document.body).backgroundColor];
   click(document.querySelector("[data-series]"));
   click(document.querySelector("[data-value=seconds]"));
@@ -673,6 +674,8 @@ def test_a_browser_shows_it_and_it_answers(found: Findings, tmp_path: Path, chro
     assert seen["scroll"] <= seen["inner"] == width
     assert len(seen["charts"]) == 8
     assert all(250 < chart <= width for chart in seen["charts"])
+    assert seen["ranges"][0]
+    assert seen["ranges"][0] == seen["ranges"][1]  # of the curves of two levels
     assert seen["before"] == [6, ["round"], "rgb(255, 255, 255)"]  # a line and the two edges of a band for each method
     assert seen["after"] == [3, ["seconds"], "rgb(20, 23, 26)"]
     assert seen["log"] == "log"
@@ -718,6 +721,8 @@ def test_compare_runs(tmp_path: Path):
     for lr, pair in ((0.1, finals[:2]), (0.2, finals[2:])):
         told = f"{100 * np.mean(pair):.1f} ± {100 * np.std(pair, ddof=1):.1f}"
         assert re.search(rf"^scaffold, rule.lr {lr}\s+{re.escape(told)}$", done.output, re.MULTILINE), done.output
+    head = "Comparison of runs: scaffold, logistic, 20 clients, 4 of them in each round, 2 rounds"
+    assert done.output.startswith(f"{head}\n")
     assert "2 of 2" in done.output
     assert "Results: Test accuracy (%): mean ± standard deviation over seeds\nmethod " in done.output
     assert re.search(r"^method +test accuracy \(%\)$", done.output, re.MULTILINE), done.output

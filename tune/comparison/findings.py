@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from ...engine.config.schema import part_name
 from ...engine.errors import ConfigError
 from ..output_paths import check_page
 from ..report.files import text, write_page
@@ -72,7 +74,24 @@ def findings_of(folders: list[Path], report: Report) -> Findings:
     labels = labels_of([settings_of(data, folder) for data, folder in zip(configurations, folders, strict=True)])
     labels = apart(labels, seeds, folders)
     runs = [run_of(*one, report) for one in zip(folders, labels, seeds, strict=True)]
-    return Findings("Comparison of runs", report, list(dict.fromkeys(labels)), [()], runs)
+    title = f"Comparison of runs: {', '.join(common(configurations))}"
+    return Findings(title.removesuffix(": "), report, list(dict.fromkeys(labels)), [()], runs)
+
+
+SIZES = {"clients": "{} clients", "cohort": "{} of them in each round", "rounds": "{} rounds"}
+"""Size of a federation -> how the title of a comparison has it."""
+
+
+def common(configurations: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What all runs have in common of the method, the workload and the sizes, as text."""
+    for key in ("method", "workload"):
+        names = {part_name(data[key]) for data in configurations if key in data}
+        if len(names) == 1:
+            yield names.pop()
+    for key, form in SIZES.items():
+        sizes = {data.get("federation", {}).get(key) for data in configurations}
+        if len(sizes) == 1 and None not in sizes:
+            yield form.format(sizes.pop())
 
 
 def apart(labels: list[str], seeds: list[int], folders: list[Path]) -> list[str]:
