@@ -1,4 +1,4 @@
-"""Memory that runs out: how it is recognised, how it is bounded, and how much there is."""
+"""Memory that runs out: how it is recognised, how it is bounded, and how much there is; values that are kept in it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import gc
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 
@@ -124,3 +126,26 @@ def cached_files(statistics: Path) -> int:
             name, _, value = line.partition(" ")
             found[name.removeprefix("total_")] = int(value)  # in version 1, total_… includes the groups below
     return found.get("active_file", 0) + found.get("inactive_file", 0)
+
+
+Value = TypeVar("Value")
+
+
+class Recent(Generic[Value]):
+    """Values that are kept because they take long to make: those that were asked for last."""
+
+    def __init__(self, most: float, size: Callable[[Value], float] = lambda value: 1) -> None:
+        """most: the largest sum of the sizes of the values; the last value is kept in any case. size: of a value, for
+        example in bytes; by default values are counted."""
+        self.most, self.size, self.total = most, size, 0.0
+        self.kept: OrderedDict[Hashable, Value] = OrderedDict()
+
+    def of(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value of a key, made if it is not kept."""
+        if key not in self.kept:
+            self.kept[key] = make()
+            self.total += self.size(self.kept[key])
+        self.kept.move_to_end(key)
+        while len(self.kept) > 1 and self.total > self.most:
+            self.total -= self.size(self.kept.popitem(last=False)[1])
+        return self.kept[key]

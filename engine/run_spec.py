@@ -28,6 +28,7 @@ from .config.over_steps import scheduled
 from .config.registry import Plugin, Registry, find_plugin
 from .config.schema import Engine, Experiment, part_name
 from .errors import ConfigError
+from .kernels.agreement import Disagreement
 from .kernels.block_convolutions import entry_of
 from .kernels.contract import Kernels
 from .method_form.batch_norm import Buffered
@@ -70,11 +71,11 @@ class Backend(NamedTuple):
 class ProofsOnData:
     """What this process found out on the data of a run before round 1.
 
-    `kernels`: for each name of kernels that was tried, None if they are proven, else the Disagreement.
+    `kernels`: for each name of kernels that was tried, None if they are proven, else why they must not be used.
     `blocks`: why clients cannot be trained in blocks, "" if they can; None before it was tried.
     """
 
-    kernels: dict[str, Any] = field(default_factory=dict)
+    kernels: dict[str, Disagreement | None] = field(default_factory=dict)
     blocks: str | None = None
 
 

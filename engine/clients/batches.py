@@ -8,8 +8,7 @@ end. The permutation of pass e depends on (seed, client, e) only.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from ..accelerators.columns import DeviceColumns
 from ..accelerators.transfer import to_device
 from ..cohorts.tasks import steps_of
 from ..config.schema import Local
+from ..memory import Recent
 
 MOST_SEGMENTS = 2**20
 """So many permutations can be numbered above 43 random bits in an int64."""
@@ -62,29 +62,10 @@ DRAWS_BYTES = 1 << 26
 """The most bytes of batches that are kept for other runs of a process."""
 
 
-class Draws:
-    """Batches of earlier tasks, for runs of one process that have the same seed, data and cohorts. Those that were
-    needed last are kept."""
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[Hashable, tuple[ClientIndex, Stream]] = OrderedDict()
-        self.bytes = 0
-
-    def of(self, client_index: ClientIndex, key: Hashable, draw: Callable[[], Stream]) -> Stream:
-        """What `draw` returns, or has returned for this key. key: everything that the batches depend on besides which
-        client has which rows."""
-        whole = (id(client_index), key)  # an entry keeps its client index, so that no other one has this id
-        if whole not in self.kept:
-            self.kept[whole] = client_index, draw()
-            self.bytes += _bytes_of(self.kept[whole][1])
-        self.kept.move_to_end(whole)
-        while self.bytes > DRAWS_BYTES and len(self.kept) > 1:
-            self.bytes -= _bytes_of(self.kept.popitem(last=False)[1][1])
-        return self.kept[whole][1]
-
-
-def _bytes_of(drawn: Stream) -> int:
-    return sum(tensor.nbytes for tensor in drawn if tensor is not None)
+def recent_draws() -> Recent[tuple[ClientIndex, Stream]]:
+    """Batches of earlier tasks, for runs of one process that have the same seed, data and cohorts. They have the client
+    index that they were drawn from, so that no other one gets the id by which a key names it."""
+    return Recent(DRAWS_BYTES, lambda drawn: sum(tensor.nbytes for tensor in drawn[1] if tensor is not None))
 
 
 Visits = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -6,7 +6,8 @@ runs it for one client, or for a block of clients at once under `torch.func.vmap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -23,7 +24,9 @@ from ..kernels.contract import Kernels, LossInOneCall
 from ..kernels.operators import in_bfloat16, orthogonalised_by
 from ..kernels.recorded_step import Recording, StepRecorder, copy_into
 from ..kernels.torchs import Torch
+from ..method_form.numbers import Path, form, identity, numbers
 from ..method_form.state_spec import StateSpec
+from ..storage.sha256 import sha256_of_tensors
 from .batches import ClientBatches
 
 BlockBatches = Callable[[int], dict[str, Tensor]]
@@ -191,6 +194,18 @@ class LocalTrainer:
             for name, tensor in (frozen or {}).items()
         }
         self.tapes = kernels.tapes(self.device, RECORDED_BYTES)
+
+    @functools.cached_property
+    def form(self) -> Hashable:
+        """What trainers have in common that differ in nothing but the numbers of their methods."""
+        workload = identity(self.workload, without=("partition",))
+        model = (self.x.layout, self.x.flat.dtype, str(self.device), sha256_of_tensors(self.frozen))
+        return (form(self.algorithm), workload, self.kernels, self.precision, self.with_rms, *model)
+
+    @functools.cached_property
+    def numbers(self) -> dict[Path, float]:
+        """The numbers of the method."""
+        return numbers(self.algorithm)
 
     def _around_steps(self) -> AbstractContextManager[Any]:
         """The context of a method's local steps. Where gradients are in bfloat16 on a device, so is what methods

@@ -9,11 +9,9 @@ messages, block by block. So the arithmetic of a client and the order of all sum
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,9 +21,9 @@ from torch.utils import _pytree as pytree
 
 from ..accelerators.transfer import to_device
 from ..cohorts.tasks import Broadcast, TrainingTask
-from ..method_form.numbers import Path, differing, form, identity, numbers, with_numbers
+from ..memory import Recent
+from ..method_form.numbers import Path, differing, identity, with_numbers
 from ..reduction.tree import TaskResult
-from ..storage.sha256 import sha256_of_tensors
 from .batches import BlockForm
 from .evaluation import ClientGroup, TestSlice
 from .local_training import Batch, BatchOracle, BlockBatches, Gradient, LocalResult, LocalTrainer
@@ -38,105 +36,64 @@ MOST_TRAINERS = 8
 """How many trainers of members are kept."""
 
 
-class Part(NamedTuple):
-    """A task of one member."""
-
-    worker: Worker
-    under_way: TaskUnderWay
-
-    @property
-    def blocks(self) -> Iterator[tuple[Part, slice]]:
-        return ((self, block) for block in self.under_way.blocks())
+BlockUnderWay = tuple[TaskUnderWay, slice]
+"""A block of a member's task: (the task, the positions of the block's clients in it)."""
 
 
 def can_be_joined(worker: Worker, tasks: Sequence[TrainingTask]) -> bool:
     """Whether tasks may be trained together with those of other members: clients run at once, in blocks of two or more.
     A client that is alone in its block runs without vmap, and other kernels add up its message."""
-    if not worker.vectorise or worker.kernels.recorder(worker.proofs) is not None:
+    if not worker.vectorise or worker.recorder is not None:
         return False
     plain = all(task.targets is None and not task.warm_start for task in tasks)
     return plain and all(int(np.diff((0, *task.cuts)).min()) > 1 for task in tasks)
 
 
-def common_form(part: Part) -> Hashable:
-    """What parts must have in common to be trained together."""
-    batches = part.under_way.batches
-    columns = tuple((name, column.dtype, column.shape[1:]) for name, column in batches.columns.items())
-    return (taken_apart(part.under_way.trainer).form, columns)
+def common_form(task: TaskUnderWay) -> Hashable:
+    """What tasks must have in common to be trained together."""
+    columns = tuple((name, column.dtype, column.shape[1:]) for name, column in task.batches.columns.items())
+    return (task.trainer.form, columns)
 
 
-class TakenApart(NamedTuple):
-    """What a trainer does, as far as members must have it in common, and the numbers of its method."""
-
-    form: Hashable
-    numbers: dict[Path, float]
+def recent_trainers() -> Recent[MembersTrainer]:
+    """Trainers of members, which remember the steps that they have recorded."""
+    return Recent(MOST_TRAINERS)
 
 
-KNOWN: WeakKeyDictionary[LocalTrainer, TakenApart] = WeakKeyDictionary()
-"""What trainers do that have been asked for: it takes as long to find out as a short local step."""
+def trainer_of(trainers: Sequence[LocalTrainer], recent: Recent[MembersTrainer]) -> tuple[MembersTrainer, list[Tensor]]:
+    """The trainer of blocks (b) of members with these trainers, and the numbers in which their methods differ, (b)
+    each. recent: of earlier blocks."""
+    first = trainers[0]
+    apart = differing([trainer.numbers for trainer in trainers])
+    same = tuple((path, value) for path, value in first.numbers.items() if path not in apart)
+    key = (first.form, tuple(apart), same)
+    return recent.of(key, lambda: MembersTrainer(first, tuple(apart))), list(apart.values())
 
 
-def taken_apart(trainer: LocalTrainer) -> TakenApart:
-    if trainer not in KNOWN:
-        workload = identity(trainer.workload, without=("partition",))
-        how = (
-            trainer.kernels,
-            trainer.precision,
-            trainer.with_rms,
-            trainer.x.layout,
-            trainer.x.flat.dtype,
-            str(trainer.device),
-            sha256_of_tensors(trainer.frozen),
-        )
-        KNOWN[trainer] = TakenApart((form(trainer.algorithm), workload, how), numbers(trainer.algorithm))
-    return KNOWN[trainer]
-
-
-class Trainers:
-    """The trainers of members, which remember the steps that they have recorded."""
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[Hashable, MembersTrainer] = OrderedDict()
-
-    def of(self, trainers: Sequence[LocalTrainer]) -> tuple[MembersTrainer, list[Tensor]]:
-        """The trainer of blocks (b) of members with these trainers, and the numbers in which their methods differ, (b)
-        each."""
-        first = taken_apart(trainers[0])
-        apart = differing([taken_apart(trainer).numbers for trainer in trainers])
-        same = tuple((path, value) for path, value in first.numbers.items() if path not in apart)
-        key = (first.form, tuple(apart), same)
-        if key not in self.kept:
-            self.kept[key] = MembersTrainer(trainers[0], tuple(apart))
-        self.kept.move_to_end(key)
-        while len(self.kept) > MOST_TRAINERS:
-            self.kept.popitem(last=False)
-        return self.kept[key], list(apart.values())
-
-
-def train_together(parts: Sequence[Part], trainers: Trainers) -> list[TaskResult]:
-    """The results of the tasks of some parts that have a common form. trainers: of earlier rounds of this process."""
+def train_together(tasks: Sequence[TaskUnderWay], recent: Recent[MembersTrainer]) -> list[TaskResult]:
+    """The results of some tasks that have a common form. recent: the trainers of earlier rounds of this process."""
     began = time.perf_counter()
-    most = max(2, MOST_NUMBERS // parts[0].under_way.trainer.x.flat.numel())
-    for group in groups_of_blocks(parts, most):
-        _train_blocks(group, trainers)
-    results = [part.worker.end(part.under_way) for part in parts]
-    each = (time.perf_counter() - began) / len(parts)
+    most = max(2, MOST_NUMBERS // tasks[0].trainer.x.flat.numel())
+    for group in groups_of_blocks(tasks, most):
+        _train_blocks(group, recent)
+    results = [task.worker.end(task) for task in tasks]
+    each = (time.perf_counter() - began) / len(tasks)
     return [result._replace(facts={**result.facts, "seconds": each}) for result in results]
 
 
-def groups_of_blocks(parts: Sequence[Part], most: int) -> Iterator[list[tuple[Part, slice]]]:
+def groups_of_blocks(tasks: Sequence[TaskUnderWay], most: int) -> Iterator[list[BlockUnderWay]]:
     """The blocks that are trained at once: of the same form, and of at most so many clients, unless it is one block.
 
-    The first blocks of all parts come first, then the second ones, and so on: the blocks of a part keep their order.
-    Among the first ones of all parts any order will do, so that those of the same form are trained at once.
+    The first blocks of all tasks come first, then the second ones, and so on: the blocks of a task keep their order.
+    Among the first ones of all tasks any order will do, so that those of the same form are trained at once.
     """
-    for at_once in zip_longest(*(part.blocks for part in parts)):
-        by_form: dict[BlockForm, list[tuple[Part, slice]]] = {}
+    for at_once in zip_longest(*(zip(repeat(task), task.blocks()) for task in tasks)):
+        by_form: dict[BlockForm, list[BlockUnderWay]] = {}
         for each in at_once:
             if each is not None:
-                by_form.setdefault(BlockForm.of(each[0].under_way.batches.drawn, each[1]), []).append(each)
+                by_form.setdefault(BlockForm.of(each[0].batches.drawn, each[1]), []).append(each)
         for same in by_form.values():
-            group: list[tuple[Part, slice]] = []
+            group: list[BlockUnderWay] = []
             for each in same:
                 if group and clients_in([*group, each]) > most:
                     yield group
@@ -145,41 +102,41 @@ def groups_of_blocks(parts: Sequence[Part], most: int) -> Iterator[list[tuple[Pa
             yield group
 
 
-def clients_in(blocks: Sequence[tuple[Part, slice]]) -> int:
+def clients_in(blocks: Sequence[BlockUnderWay]) -> int:
     return sum(block.stop - block.start for _, block in blocks)
 
 
-def _train_blocks(blocks: Sequence[tuple[Part, slice]], trainers: Trainers) -> None:
+def _train_blocks(blocks: Sequence[BlockUnderWay], recent: Recent[MembersTrainer]) -> None:
     """Train the clients of some blocks at once, and put each block's result where the run alone would put it."""
     counts = [block.stop - block.start for _, block in blocks]
     of_block = torch.arange(len(blocks)).repeat_interleave(torch.tensor(counts))  # (c,) the block of each client
-    trainer, values = trainers.of([part.under_way.trainer for part, _ in blocks])
+    trainer, values = trainer_of([task.trainer for task, _ in blocks], recent)
     if trainer.tapes is not None:
-        trainer.tapes.begin_round(blocks[0][0].under_way.task.round)
+        trainer.tapes.begin_round(blocks[0][0].task.round)
     states = pytree.tree_map(
         lambda *leaves: torch.cat([leaf.expand(c, *leaf.shape) for c, leaf in zip(counts, leaves, strict=True)]),
-        *(part.under_way.public for part, _ in blocks),
+        *(task.public for task, _ in blocks),
     )
     public = MembersPublic(states, tuple(to_device(value[of_block], trainer.device) for value in values))
-    clients = [part.worker.load_block(part.under_way, block) for part, block in blocks]
+    clients = [task.worker.load_block(task, block) for task, block in blocks]
     client = pytree.tree_map(lambda *leaves: torch.cat(leaves), *clients)
-    steps = torch.cat([part.under_way.batches.drawn.steps[block] for part, block in blocks])
+    steps = torch.cat([task.batches.drawn.steps[block] for task, block in blocks])
     result = trainer.train_block(public, client, steps, joined_batches(blocks))
     begin = 0
-    for (part, block), count in zip(blocks, counts, strict=True):
+    for (task, block), count in zip(blocks, counts, strict=True):
         own = slice(begin, begin + count)
         message, state = pytree.tree_map(lambda leaf, own=own: leaf[own], (result.message, result.client))
         rms = None if result.rms is None else result.rms[own]
         own_result = LocalResult(message, state, result.loss[own], result.gradients, rms)
-        part.worker.put_block(part.under_way, block, own_result)
+        task.worker.put_block(task, block, own_result)
         begin += count
 
 
-def joined_batches(blocks: Sequence[tuple[Part, slice]]) -> BlockBatches:
+def joined_batches(blocks: Sequence[BlockUnderWay]) -> BlockBatches:
     """Local step -> the batches of the clients of all blocks, as `LocalTrainer.train_block` takes them. A client that
     has no such step gets the batch of its block's last one. The blocks have one form."""
-    form = BlockForm.of(blocks[0][0].under_way.batches.drawn, blocks[0][1])
-    drawn = [part.under_way.batches.of_block(form) for part, _ in blocks]
+    form = BlockForm.of(blocks[0][0].batches.drawn, blocks[0][1])
+    drawn = [task.batches.of_block(form) for task, _ in blocks]
     longest = max(batches.rows.shape[1] for batches in drawn)
 
     def joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -208,8 +165,8 @@ def joined_batches(blocks: Sequence[tuple[Part, slice]]) -> BlockBatches:
         return to_device(found.view(*step_rows.shape, *found.shape[1:]), device)
 
     def batches(k: int) -> dict[str, Tensor]:
-        for part, _ in blocks:
-            part.worker.beat()
+        for task, _ in blocks:
+            task.worker.beat()
         batch = {name: column(name, rows[:, k]) for name in drawn[0].columns}
         batch["key"] = keys[:, k]
         return batch if weight is None else {**batch, "weight": weight[:, k]}

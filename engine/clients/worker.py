@@ -30,13 +30,13 @@ from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, trusted_examples
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.schema import Local
-from ..kernels.recorded_step import Proofs
+from ..memory import Recent
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator
 from ..reduction.tree import TaskResult
 from ..run_spec import RunSpec
 from ..state.row_files import RowFiles, StateLayout
-from .batches import BlockForm, ClientBatches, Draws, Stream, TaskBatches, stream
+from .batches import BlockForm, ClientBatches, Stream, TaskBatches, stream
 from .evaluation import (
     ClientGroup,
     EvaluationTask,
@@ -93,6 +93,7 @@ class TaskUnderWay:
     """A task whose blocks are being trained. `unwritten`: writes of new states that wait for the end of the task, see
     `Worker._save_states`."""
 
+    worker: Worker
     task: TrainingTask
     trainer: LocalTrainer
     public: Any
@@ -131,11 +132,11 @@ class Worker:
         self.with_rms = run_spec.sampler.needs_rms
         self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
         self.most_trainers = run_spec.experiment.federation.pace.versions
-        self.proofs = Proofs()  # of recorded steps
+        self.recorder = self.kernels.recorder()
         self.public: dict[int, PublicState] = {}  # by the place in the broadcast
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
-        self.draws: Draws | None = None  # of all runs of this process, if it has several
+        self.draws: Recent[tuple[ClientIndex, Stream]] | None = None  # of all runs of this process, if it has several
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
@@ -170,7 +171,7 @@ class Worker:
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
         accumulator = Accumulator(added_up, task.cuts, task.updates, self.kernels.compiled, self.device)
         accumulator.times["data"] = stream_seconds
-        return TaskUnderWay(task, trainer, public, batches, accumulator, started)
+        return TaskUnderWay(self, task, trainer, public, batches, accumulator, started)
 
     def draw(self, task: TrainingTask) -> Stream:
         """The batches of a task's clients."""
@@ -185,7 +186,8 @@ class Worker:
         if self.draws is None:
             return draw()
         arrays = tuple(None if a is None else a.tobytes() for a in (task.clients, task.visits, task.steps))
-        return self.draws.of(index, (seed, local.epochs, local.steps, local.batch, *arrays), draw)
+        key = (id(index), seed, local.epochs, local.steps, local.batch, *arrays)
+        return self.draws.of(key, lambda: (index, draw()))[1]
 
     def end(self, under_way: TaskUnderWay, without_form: Collection[str] = ()) -> TaskResult:
         """The result of a task whose blocks have all been trained. without_form: names of kernels that ran and have no
@@ -382,7 +384,7 @@ class Worker:
             algorithm = method.warm_start if warm_start else method
             assert algorithm is not None
             # The pass before round 1 is one round: no recording would be proven in it.
-            recorder = None if warm_start else self.kernels.recorder(self.proofs)
+            recorder = None if warm_start else self.recorder
             workload, precision = self.run_spec.workload, self.run_spec.precision
             with_rms = self.with_rms and not warm_start
             trainer = LocalTrainer(

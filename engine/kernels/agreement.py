@@ -50,6 +50,17 @@ class Excess(NamedTuple):
     size: float
 
 
+class Disagreement(Exception):
+    """Kernels must not be used. The message says why.
+
+    `torch_fails`: whether the reason is that torch's own kernels fail on the same data.
+    """
+
+    def __init__(self, reason: str, torch_fails: bool = False) -> None:
+        super().__init__(reason)
+        self.torch_fails = torch_fails
+
+
 def exceeding(
     plain: Sequence[Tensor], fast: Sequence[Tensor], tolerance: Rounding | None = TO_THE_BIT
 ) -> Iterator[Excess]:

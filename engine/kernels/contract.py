@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms.tree import Layout
-from .recorded_step import Proofs, StepRecorder
+from .recorded_step import StepRecorder
 from .tape import Tapes
 
 
@@ -120,6 +120,6 @@ class Kernels:
         operations; None to compute each of them. most_bytes: what works on more memory is not recorded."""
         return None
 
-    def recorder(self, proofs: Proofs) -> StepRecorder | None:
-        """What records and replays the local steps of a block, None to run each of them."""
+    def recorder(self) -> StepRecorder | None:
+        """What records and replays the local steps of blocks in a worker, None to run each of them."""
         return None

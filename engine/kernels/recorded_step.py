@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -93,37 +92,30 @@ class Recording:
         return agrees(pytree.tree_leaves(expected), pytree.tree_leaves(self.local))
 
 
-@dataclass
-class Proofs:
-    """What a worker knows about recordings of its steps. It outlives them: where a schedule changes the method in every
-    round, they are made anew. `rounds`: by the shapes of a step's inputs, see `Recording`. `refused`: why none is used,
-    "" if they are."""
-
-    rounds: dict[Any, set[int]] = field(default_factory=dict)
-    refused: str = ""
-
-
 class StepRecorder:
-    """The recordings of a trainer's steps, by the shapes of their inputs. `round`: the round of the blocks that run."""
+    """The recordings of a worker's steps, by the step and the shapes of its inputs. Where a schedule changes the method
+    in every round, they are made anew.
 
-    def __init__(self, record: Record = record_cuda_graph, proofs: Proofs | None = None) -> None:
+    `round`: the round of the blocks that run. `rounds`: in which recordings for some shapes were proven, see
+    `Recording`. `refused`: why none is used, "" if they are.
+    """
+
+    def __init__(self, record: Record = record_cuda_graph) -> None:
         self.record: Record = record
-        self.proofs: Proofs = proofs or Proofs()
         self.round: int = 0
         self.kept: dict[Any, Recording] = {}
-
-    @property
-    def refused(self) -> str:
-        return self.proofs.refused
+        self.rounds: dict[Any, set[int]] = {}
+        self.refused: str = ""
 
     def recording(self, step: Step, inputs: Any, local: Any) -> Recording | None:
         """The recording for inputs of these shapes, made if necessary; None where steps cannot be recorded."""
         if self.refused:
             self.kept.clear()
             return None
-        key = shapes_of((inputs, local))
+        shapes = shapes_of((inputs, local))
+        key = (step, shapes)
         if key not in self.kept:
-            rounds = self.proofs.rounds.setdefault(key, set())
+            rounds = self.rounds.setdefault(shapes, set())
             try:
                 self.kept[key] = Recording(step, inputs, local, self.record, rounds)
             except Exception as error:
@@ -136,7 +128,7 @@ class StepRecorder:
 
     def refuse(self, why: str) -> None:
         """Use no recording from here on."""
-        self.proofs.refused = why
+        self.refused = why
         self.kept.clear()
 
     def is_to_be_proven(self, recording: Recording) -> bool:

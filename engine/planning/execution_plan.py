@@ -23,6 +23,7 @@ import torch
 from ...workloads.workload import Split
 from ..cohorts.tasks import steps_of
 from ..errors import ConfigError
+from ..kernels.agreement import Disagreement
 from ..kernels.contract import Kernels
 from ..kernels.library import cache_folder, instruction_set, processor, source_files
 from ..records.event_log import PLAN
@@ -34,7 +35,7 @@ from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_json
 from .as_written import block_difference, trying
 from .autotune import plan_with_products
-from .kernel_proof import Disagreement, kernel_identity, prove
+from .kernel_proof import kernel_identity, prove
 
 WORTH = 20_000
 """The number of local steps from which on a run is long enough for a measurement. Such a run takes about half a minute
@@ -119,7 +120,6 @@ def why_not_blocks(run_spec: RunSpec, split: Split) -> str:
     if proofs.blocks is None:
         with trying():
             proofs.blocks = block_difference(run_spec, split)
-    assert proofs.blocks is not None
     return proofs.blocks
 
 
@@ -157,8 +157,7 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
                 f"torch's compute: {error}; resume it on a machine like the one where it began"
             )
         plan = plan._replace(kernels="torch")
-    refused = {name: error for name, error in run_spec.proofs.kernels.items() if isinstance(error, Disagreement)}
-    reasons = [f"{name} kernels refused: {error}" for name, error in refused.items()]
+    reasons = [f"{name} kernels refused: {why}" for name, why in run_spec.proofs.kernels.items() if why is not None]
     return plan, "; ".join([how, *reasons])
 
 

@@ -45,7 +45,7 @@ from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts.samplers import sample
 from ..errors import RAISED_BY_USERS, type_and_first_line
-from ..kernels.agreement import Excess, Rounding, agrees, exceeding
+from ..kernels.agreement import Disagreement, Excess, Rounding, agrees, exceeding
 from ..kernels.contract import Kernels
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, orthogonalised_by
@@ -67,17 +67,6 @@ SUMMED_ENTRIES = 5_003
 """The number of entries whose sums are compared. It is odd, so that the last vector of the processor is not full."""
 
 Batch = dict[str, Tensor]
-
-
-class Disagreement(Exception):
-    """The kernels must not be used. The message says why.
-
-    `torch_fails`: whether the reason is that torch's own kernels fail on the same data.
-    """
-
-    def __init__(self, reason: str, torch_fails: bool = False) -> None:
-        super().__init__(reason)
-        self.torch_fails = torch_fails
 
 
 def kernel_identity(kernels: Kernels, device: torch.device) -> str:

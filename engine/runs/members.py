@@ -23,18 +23,17 @@ import torch
 
 from ...workloads.workload import Split
 from ..backends.local import LocalPool
-from ..clients.batches import Draws
+from ..clients.batches import recent_draws
 from ..clients.members import (
     Evaluation,
-    Part,
-    Trainers,
     can_be_joined,
     common_form,
     evaluate_together,
     evaluated_form,
-    taken_apart,
+    recent_trainers,
     train_together,
 )
+from ..clients.worker import TaskUnderWay
 from ..errors import Interrupted, type_and_first_line
 from ..kernels.agreement import Rounding, agrees, exceeding
 from ..method_form.numbers import Path, differing
@@ -160,7 +159,7 @@ class Members:
     def __init__(self) -> None:
         self.data = SharedData()
         self.running: list[Member] = []
-        self.trainers, self.draws = Trainers(), Draws()
+        self.trainers, self.draws = recent_trainers(), recent_draws()
         # form of trainers -> why members of this form cannot be trained together
         self.refused: dict[Hashable, str] = {}
         # how well members that were trained in this way agree with runs alone
@@ -201,35 +200,35 @@ class Members:
 
     def _train(self, needing: Sequence[tuple[Member, Phase]]) -> None:
         """Run the phases of local training that these members need, and share the time of what is run together."""
-        began, groups = time.perf_counter(), defaultdict[Hashable, list[tuple[Member, Part]]](list)
+        began, groups = time.perf_counter(), defaultdict[Hashable, list[tuple[Member, TaskUnderWay]]](list)
         joined = [(member, phase) for member, phase in needing if can_be_trained_together(member, phase)]
         for member, phase in joined if len(joined) > 1 else ():
             with member.pool.worker.run_spec.computing(), torch.no_grad():
                 for task in phase.tasks:
-                    part = Part(member.pool.worker, member.pool.worker.begin(task, phase.broadcast))
-                    groups[common_form(part)].append((member, part))
+                    begun = member.pool.worker.begin(task, phase.broadcast)
+                    groups[common_form(begun)].append((member, begun))
         others = set[int]()  # members that have a task in common with another one
         for group in groups.values():
             if len(found := {id(member) for member, _ in group}) > 1:
                 others |= found
         for group in groups.values():
-            if parts := [(member, part) for member, part in group if id(member) in others]:
-                self._train_parts(parts)
+            if shared := [(member, task) for member, task in group if id(member) in others]:
+                self._train_tasks(shared)
         took = (time.perf_counter() - began) / max(1, len(joined))
         for member, _ in joined:
             member.seconds += took
         for member, phase in needing:
             member.go_on(member.results(phase))
 
-    def _train_parts(self, group: list[tuple[Member, Part]]) -> None:
+    def _train_tasks(self, group: list[tuple[Member, TaskUnderWay]]) -> None:
         """Train the tasks of members that have a common form."""
-        apart = [taken_apart(part.under_way.trainer) for _, part in group]
-        form, paths = apart[0].form, tuple(differing([each.numbers for each in apart]))
+        trainers = [task.trainer for _, task in group]
+        form, paths = trainers[0].form, tuple(differing([trainer.numbers for trainer in trainers]))
         results: list[TaskResult] = []
         if form not in self.refused:
             try:
                 with group[0][1].worker.run_spec.computing(), torch.no_grad():
-                    results = train_together([part for _, part in group], self.trainers)
+                    results = train_together([task for _, task in group], self.trainers)
             except Interrupted:  # a member is to stop, and finds that out when it begins the phase by itself
                 return
             except Exception as error:  # whatever a method does with tensors as numbers, or a client's failure

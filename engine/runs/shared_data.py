@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Hashable
 
 from ...workloads.workload import Split
+from ..memory import Recent
 from ..method_form.numbers import form
 from ..planning.data import checked_split, keep_partition
 from ..planning.execution_plan import asks_for_kernels, kernels_to_try
@@ -20,7 +20,7 @@ class SharedData:
     """Data, checks and proofs that were made for earlier runs of this process."""
 
     def __init__(self) -> None:
-        self.splits: OrderedDict[str, Split] = OrderedDict()
+        self.splits: Recent[Split] = Recent(KEPT_BYTES, byte_count)
         self.proofs: dict[Hashable, ProofsOnData] = {}
         self.checked: set[Hashable] = set()  # what runs that broke no rule on their data have in common with others
 
@@ -45,14 +45,7 @@ class SharedData:
     def _split(self, run_spec: RunSpec) -> Split:
         """The data of a run, loaded and divided once for all runs with the same data, clients and seed."""
         key = data_key(run_spec)
-        if key is None:
-            return run_spec.split()
-        if key not in self.splits:
-            self.splits[key] = run_spec.split()
-        self.splits.move_to_end(key)
-        while len(self.splits) > 1 and sum(map(byte_count, self.splits.values())) > KEPT_BYTES:
-            self.splits.popitem(last=False)
-        return self.splits[key]
+        return run_spec.split() if key is None else self.splits.of(key, run_spec.split)
 
     def proofs_of(self, run_spec: RunSpec) -> ProofsOnData:
         """The proofs for all runs with the same data and model whose methods differ in numbers alone."""

@@ -19,12 +19,13 @@ from fedfleet.engine.accelerators import settings
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.kernels.agreement import Disagreement
 from fedfleet.engine.kernels.contract import Kernels
 from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS, StepRecorder
 from fedfleet.engine.kernels.replacements import Replacements
 from fedfleet.engine.planning.autotune import measure
 from fedfleet.engine.planning.execution_plan import candidates
-from fedfleet.engine.planning.kernel_proof import Disagreement, prove
+from fedfleet.engine.planning.kernel_proof import prove
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.row_files import StateLayout
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine.clients import batches as module
-from fedfleet.engine.clients.batches import Draws, Stream, stream
+from fedfleet.engine.clients.batches import Stream, recent_draws, stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.workloads import counted
 from fedfleet.workloads.client_index import ClientIndex
@@ -132,7 +131,7 @@ def test_they_are_those_of_the_definition():
                     assert found.weight[i, k].tolist() == [1 / len(rows)] * len(rows) + [0] * padding
 
 
-def test_batches_of_earlier_runs_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch):
+def test_batches_of_earlier_runs_are_kept_up_to_a_size():
     local, other, drawn = Local(steps=2, batch=4), PARTS._replace(rows=PARTS.rows[::-1].copy()), []
 
     def batches_of(index: ClientIndex, visit: int) -> Stream:
@@ -140,18 +139,18 @@ def test_batches_of_earlier_runs_are_kept_up_to_a_size(monkeypatch: pytest.Monke
             drawn.append(visit)
             return stream(index, np.array([4]), np.array([visit]), local, 3)
 
-        return draws.of(index, visit, draw)
+        return draws.of((id(index), visit), lambda: (index, draw()))[1]
 
-    draws = Draws()
+    draws = recent_draws()
     first = batches_of(PARTS, 0)
     assert batches_of(PARTS, 0) is first
     assert not torch.equal(batches_of(other, 0).rows, first.rows)  # the same key, other data
     assert drawn == [0, 0]
     size = sum(tensor.nbytes for tensor in first if tensor is not None)
-    monkeypatch.setattr(module, "DRAWS_BYTES", 2 * size)
+    draws.most = 2 * size
     batches_of(PARTS, 0)
     batches_of(PARTS, 1)  # the batches of the other data were needed longest ago
-    assert draws.bytes == 2 * size
+    assert draws.total == 2 * size
     batches_of(PARTS, 0)
     batches_of(other, 0)
     assert drawn == [0, 0, 1, 0]

@@ -22,6 +22,7 @@ from fedfleet.engine.clients.local_training import ClientSteps
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import fused_pooling
+from fedfleet.engine.kernels.agreement import Disagreement
 from fedfleet.engine.kernels.channels_last import ChannelsLast, pays
 from fedfleet.engine.kernels.library import call
 from fedfleet.engine.kernels.operators import Native
@@ -278,7 +279,7 @@ def standardised() -> nn.Module:
     ids=["a view of images", "the order in memory", "a view of weights"],
 )
 def test_a_network_that_does_not_is_found_out(network: Callable[[], nn.Module], why: str):
-    with pytest.raises(kernel_proof.Disagreement, match=why):
+    with pytest.raises(Disagreement, match=why):
         proven(network)
     with pytest.raises(ConfigError, match=r"engine\.kernels=channels_last must compute what torch's .*; choose torch"):
         run(asked(network))
@@ -320,10 +321,10 @@ LOCAL_WORK: list[dict[str, int]] = [{"steps": 3, "batch": 16}, {"epochs": 1, "ba
 def test_normalisation_is_proven_as_clients_alone_compute_it(local: dict[str, int], monkeypatch: pytest.MonkeyPatch):
     """Without padding, which batch normalisation computes otherwise."""
     proven(normalised(), local)
-    with pytest.raises(kernel_proof.Disagreement, match=r"of 0\.weight is .* off torch's"):
+    with pytest.raises(Disagreement, match=r"of 0\.weight is .* off torch's"):
         proven(normalised(Rounded(), nn.Flatten()), local)
     monkeypatch.setattr(fused_pooling, "call", wrong_variance)
-    with pytest.raises(kernel_proof.Disagreement, match=r"is .* off torch's"):
+    with pytest.raises(Disagreement, match=r"is .* off torch's"):
         proven(normalised(), local)
 
 
@@ -335,7 +336,7 @@ class OtherwiseInEvaluations(nn.Module):
 
 
 def test_evaluations_are_proven():
-    with pytest.raises(kernel_proof.Disagreement, match=r"loss in an evaluation is .* off torch's"):
+    with pytest.raises(Disagreement, match=r"loss in an evaluation is .* off torch's"):
         proven(normalised(OtherwiseInEvaluations()))
 
 

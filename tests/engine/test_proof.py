@@ -24,6 +24,7 @@ from fedfleet.engine.config import schema
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import library
+from fedfleet.engine.kernels.agreement import Disagreement
 from fedfleet.engine.kernels.channels_last import ChannelsLast
 from fedfleet.engine.kernels.fused_chain import Chain, FusedChain, NotAChain, chain_from
 from fedfleet.engine.kernels.operators import Native
@@ -293,7 +294,7 @@ def test_padding_that_is_passed_over_otherwise_is_found_out(monkeypatch: pytest.
         return of_drives, 0.99 * of_w, None
 
     monkeypatch.setattr(PackedTanh, "backward", staticmethod(wrong))
-    with pytest.raises(kernel_proof.Disagreement, match=r"weight_hh_l.* off torch's"):
+    with pytest.raises(Disagreement, match=r"weight_hh_l.* off torch's"):
         kernel_proof.prove(run_spec, given, Native())
     assert calls
 
@@ -406,7 +407,7 @@ def test_padding_is_proven_wherever_the_run_can_have_it(monkeypatch: pytest.Monk
         return (1.01 * gradient if padded else gradient), loss
 
     monkeypatch.setattr(Chain, "gradient", wrong)
-    with pytest.raises(kernel_proof.Disagreement, match=r"in a block .* off torch's"):
+    with pytest.raises(Disagreement, match=r"in a block .* off torch's"):
         kernel_proof.prove(run_spec, given, FusedChain())
     kernel_proof.prove(run_spec, given, FusedChain(), blocks=False)
 
@@ -431,7 +432,7 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel
 )
 def test_a_library_that_computes_something_else_is_found_out(part, reason):
     kernels = "chain" if reason == "two steps" else "native"
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=reason):
+    with torch.no_grad(), pytest.raises(Disagreement, match=reason):
         part(lenet_proof(kernels)[1])
 
 
@@ -440,7 +441,7 @@ def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
     run_spec = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
     split = run_spec.split()
     proving = kernel_proof.Proof(run_spec, split._replace(test={}), Native())
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
+    with torch.no_grad(), pytest.raises(Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
 
 
@@ -448,7 +449,7 @@ def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
 def test_results_in_bfloat16_that_are_all_a_little_too_long_are_found_out():
     if "bfloat16" not in library.instruction_set():
         pytest.skip("this processor has no products of bfloat16")
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="too long by"):
+    with torch.no_grad(), pytest.raises(Disagreement, match="too long by"):
         lenet_proof("native")[1].compare_length(("classic", 5, torch.bfloat16), torch.randn(64, 96))
 
 
@@ -489,7 +490,7 @@ def test_batches_of_large_models_are_proven_as_they_are_computed(
             tensors[0 if name == "chain_descend" else 4].mul_(1.01)
 
     monkeypatch.setattr(Chain, "_call", wrong)
-    with pytest.raises(kernel_proof.Disagreement, match=r"is .* off torch's"):
+    with pytest.raises(Disagreement, match=r"is .* off torch's"):
         kernel_proof.prove(run_spec, given, FusedChain())
     assert batch in sizes
 
@@ -510,7 +511,7 @@ def test_a_kink_is_no_error_of_kernels(everywhere: bool, monkeypatch: pytest.Mon
     run_spec, proving = lenet_proof("chain")
     given = proving.given
     if everywhere:
-        with pytest.raises(kernel_proof.Disagreement, match=r"the gradient at the initial model .* off torch's"):
+        with pytest.raises(Disagreement, match=r"the gradient at the initial model .* off torch's"):
             kernel_proof.prove(run_spec, given, FusedChain())
     else:
         kernel_proof.prove(run_spec, given, FusedChain())
@@ -554,7 +555,7 @@ def test_a_dead_start_proves_nothing_by_itself():
     split = run_spec.split()
     right = RunSpec.of("run", experiment(made(init=dead), kernels="chain"))
     kernel_proof.prove(right, split._replace(test={}), FusedChain())
-    with pytest.raises(kernel_proof.Disagreement):
+    with pytest.raises(Disagreement):
         kernel_proof.prove(run_spec, split._replace(test={}), FusedChain())
 
 
@@ -566,7 +567,7 @@ def test_convolutions_with_examples_in_lanes_are_found_out():
     run_spec = RunSpec.of("run", lenet(kernels="chain", batch=16))
     split = run_spec.split()
     proving = kernel_proof.Proof(run_spec, split._replace(test={}), FusedChain())
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
+    with torch.no_grad(), pytest.raises(Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
 
 
@@ -584,7 +585,7 @@ def test_convolutions_by_fewer_products_are_found_out():
     split = run_spec.split()
     given = split._replace(test={})
     proving = kernel_proof.Proof(run_spec, given, ChannelsLast())
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
+    with torch.no_grad(), pytest.raises(Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
 
 
@@ -596,5 +597,5 @@ def test_images_that_are_normalised_otherwise_are_found_out():
     split = run_spec.split()
     given = split._replace(test={})
     proving = kernel_proof.Proof(run_spec, given, ChannelsLast())
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
+    with torch.no_grad(), pytest.raises(Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
