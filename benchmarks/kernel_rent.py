@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/kernel_rent.py [--only WORDS] [--passes 9]
 
-Times are of the processor, of this process alone, so that they tolerate other work on the machine; the two sides of a
-comparison take turns, and what is printed is the median of their ratios. Works are those of `fedfleet bench`, LeNet
-with a penalty (which is no chain), texts with padding, and clients of two rows.
+Times are of the processor, of this process alone, so that they tolerate other work on the machine. The sides of a
+comparison take turns; what is printed is the median of the ratios of all turns, with the least and the most. Works are
+those of `fedfleet bench`, LeNet with a penalty (which is no chain), texts with padding, and clients of two rows.
 
 A kind is compared with the fastest of the other kinds that the run can have, each in its best blocks. A part is
 compared with the same kernels without it: functions of the engine are replaced for that. What only a GPU has (graph,
@@ -170,6 +170,13 @@ def compared(sides: list[Callable[[], float]], passes: int) -> list[list[float]]
     return [[median(side() for _ in range(times)) for side in sides] for _ in range(passes)]
 
 
+def row(kernels: str, work: str, found: list[tuple[float, float]]) -> str:
+    """A line of the table. found: (seconds, seconds without these kernels) in each pass."""
+    own, rents = median(seconds for seconds, _ in found), [other / seconds for seconds, other in found]
+    spread = f"{median(rents):.2f} ({min(rents):.2f} … {max(rents):.2f})"
+    return f"| {kernels} | {work} | {1e3 * own:.2f} | {spread} | {len(found)} |"
+
+
 def rent_of_kinds(work: str, method: str, passes: int) -> Iterator[str]:
     run_spec = run_of(work, method)
     split = run_spec.split()
@@ -184,9 +191,8 @@ def rent_of_kinds(work: str, method: str, passes: int) -> Iterator[str]:
         return
     found = compared([clients(work, method, plan, nullcontext) for plan in plans], passes)
     for place, plan in enumerate(plans):
-        own = median(each[place] for each in found)
-        rent = median(min(each[:place] + each[place + 1 :]) / each[place] for each in found)
-        yield f"| {plan.kernels} | {work} {method}, blocks of {plan.block} | {1e3 * own:.2f} | {rent:.2f} |"
+        pairs = [(each[place], min(each[:place] + each[place + 1 :])) for each in found]
+        yield row(plan.kernels, f"{work} {method}, blocks of {plan.block}", pairs)
 
 
 def rent_of_part(part: str, kernels: str, work: str, method: str, off: Off, passes: int) -> Iterator[str]:
@@ -194,8 +200,8 @@ def rent_of_part(part: str, kernels: str, work: str, method: str, off: Off, pass
     if plan is None:
         return
     found = compared([clients(work, method, plan, nullcontext), clients(work, method, plan, off)], passes)
-    own, rent = median(each[0] for each in found), median(other / with_it for with_it, other in found)
-    yield f"| {kernels}: {part} | {work} {method}, blocks of {plan.block} | {1e3 * own:.2f} | {rent:.2f} |"
+    pairs = [(with_it, without_it) for with_it, without_it in found]
+    yield row(f"{kernels}: {part}", f"{work} {method}, blocks of {plan.block}", pairs)
 
 
 def main() -> None:
@@ -203,7 +209,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only rows whose names have these words, as in 'native: conv'")
     parser.add_argument("--passes", type=int, default=9)
     asked = parser.parse_args()
-    print("| kernels | work | ms of the processor | without them |\n| --- | --- | ---: | ---: |")
+    print("| kernels | work | ms of the processor | without them | passes |\n| --- | --- | ---: | ---: | ---: |")
     with patch("time.perf_counter", time.process_time):
         for work in KINDS:
             if asked.only in f"kinds {work}":

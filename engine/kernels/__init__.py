@@ -1,7 +1,12 @@
-"""How the clients of a run compute: torch's kernels, compiled ones, and recordings. One table has all kinds.
+"""How the clients of a run compute: torch's kernels, compiled ones, and recordings, on processors and on GPUs.
 
-contract             what a kind of kernels is; table: all of them by the names of engine.kernels
-torchs               torch's own kernels, and CUDA graphs
+Kernels are classes of `contract.Kernels`, and the table KERNELS (`table.py`) has them by the names of engine.kernels.
+Further ones, for example for a GPU, are one file and one entry of this table.
+
+table                the table KERNELS, and how an entry is added to it
+contract             what kernels are asked: which runs can have them, and what they compute in another way than torch
+torchs               `torch`: torch's own kernels
+cuda_graph           `graph`: torch's own kernels on a GPU, where the steps of a block are replayed from CUDA graphs
 fused_chain          `chain`: loss and gradient of a small network in one compiled call, and plain descent in one call
 operators            `native`: compiled convolutions, pooling and Newton-Schulz iterations in the place of torch's
 channels_last        `channels_last`: images with their channels last and Winograd's filtering, with fused_pooling

@@ -1,8 +1,9 @@
 """The contract of kernels: how the clients of a run compute.
 
-The table KERNELS has one kind of kernels for each name of `engine.kernels`, and a plug-in may add others. A kind is one
-class. It says which runs can have it (`why_not`) and when a measurement tries it (`is_promising`, `suits`), and it
-replaces what it computes in another way than torch, operator by operator.
+Kernels are a class with an entry in the table KERNELS (`table.py`). They say which runs can have them (`why_not`) and
+when a measurement tries them (`is_promising`, `suits`), and they replace what they compute in another way than torch:
+operators (`around_losses`, `around_steps`), a whole loss with its gradient (`chain`), or single calls by recordings
+(`tapes`, `recorder`).
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ class LossInOneCall(Protocol):
 
 @dataclass(frozen=True)
 class Kernels:
-    """A kind of kernels. What a class does not define is as with torch's own kernels.
+    """How clients compute. What a class does not define is as with torch's own kernels.
 
-    `name`: in the table. `compiled`: whether it needs the compiled library, which then adds up the messages, too, to
-    the same bits. `needs_proof`: whether it is used only after a proof on the run's data that it
-    computes what torch computes. `single_losses`: whether it gives the losses of single examples. `instead_of`: names
-    of kinds that a measurement does not try where it can have this one. `warm_ups`: the number of rounds until a round
-    takes as long as later ones.
+    `name`: in the table. `compiled`: whether they need the compiled library, which then adds up the messages, too, to
+    the same bits. `needs_proof`: whether they are used only after a proof on the run's data that they compute what
+    torch computes. `single_losses`: whether they give the losses of single examples. `instead_of`: names of kernels
+    that a measurement does not try where it can have these. `warm_ups`: the number of rounds until a round takes as
+    long as later ones.
     """
 
     name: ClassVar[str]

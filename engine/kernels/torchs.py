@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from .block_convolutions import products, with_products
-from .contract import Kernels, Run
-from .recorded_step import PROVEN_ROUNDS, StepRecorder
+from .contract import Kernels
 from .tape import Tapes
 
 
@@ -32,26 +31,3 @@ class Torch(Kernels):
 
     def tapes(self, device: torch.device, most_bytes: float = math.inf) -> Tapes | None:
         return Tapes(most_bytes) if device.type == "cpu" else None
-
-
-@dataclass(frozen=True)
-class Graph(Torch):
-    """Torch's kernels on a CUDA device, with the steps of blocks replayed to the same bits."""
-
-    name: ClassVar[str] = "graph"
-    warm_ups: ClassVar[int] = PROVEN_ROUNDS
-
-    def why_not(self, run: Run) -> str:
-        return "" if run.device.type == "cuda" else f"for CUDA devices, not for device={run.device.type}"
-
-    def is_promising(self, run: Run) -> bool:
-        return not self.why_not(run)
-
-    def suits(self, block: int) -> bool:
-        return block > 1
-
-    def tapes(self, device: torch.device, most_bytes: float = math.inf) -> Tapes | None:
-        return None
-
-    def recorder(self) -> StepRecorder | None:
-        return StepRecorder()

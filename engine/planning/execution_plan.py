@@ -282,7 +282,7 @@ def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionP
 
 
 def all_kernels(run_spec: RunSpec) -> list[Kernels]:
-    """All kinds of kernels, in the order of their table."""
+    """All kernels, in the order of their table."""
     return [run_spec.kernels_named(name) for name in run_spec.registry.tables["KERNELS"]]
 
 

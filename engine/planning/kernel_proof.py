@@ -107,7 +107,7 @@ def prove(run_spec: RunSpec, given: Split | Data, kernels: Kernels, blocks: bool
 
 
 class Proof:
-    """All comparisons for one kind of kernels.
+    """All comparisons for some kernels.
 
     `torchs`, `own`: trainers with torch's kernels and with the kernels, on the run's device. `wide`: torch in float64,
     on the processor. `blocks`: whether blocks are compared. Models, batches and what is compared are on the processor.

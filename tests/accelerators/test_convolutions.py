@@ -13,7 +13,8 @@ from torch.func import vmap
 from fedfleet.engine.api import run
 from fedfleet.engine.kernels import block_convolutions
 from fedfleet.engine.kernels.block_convolutions import Arguments, as_product, convolutions_by, with_products
-from fedfleet.engine.kernels.torchs import Graph, Torch
+from fedfleet.engine.kernels.cuda_graph import Graph
+from fedfleet.engine.kernels.torchs import Torch
 from fedfleet.engine.planning import autotune
 from fedfleet.engine.planning.autotune import is_the_same, plan_with_products
 from fedfleet.engine.planning.execution_plan import parse_plan

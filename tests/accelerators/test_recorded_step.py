@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import run
 from fedfleet.engine.clients import local_training, worker
+from fedfleet.engine.kernels.cuda_graph import Graph
 from fedfleet.engine.kernels.recorded_step import MOST, PROVEN_ROUNDS, StepRecorder
-from fedfleet.engine.kernels.torchs import Graph
 from fedfleet.engine.planning import autotune
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 
