@@ -92,20 +92,16 @@ def add_plainly(total: Any, parts: Any, more: bool, compiled: bool) -> None:
 
 NOT_PASSED_OVER = ContextVar("not passed over", default=False)
 FEDMUON = (("w1", "fedmuon_bc"), ("w1", "fedmuon_bc_bfloat16"), ("w2", "fedmuon_bc"))
-CONV, LINEAR, POOL = (torch.conv2d,), (F.linear,), (F.max_pool2d, torch.max_pool2d)
 NATIVE, LAST = operators.REPLACEMENTS, channels_last.REPLACEMENTS
 NORM = (torch.batch_norm, F.batch_norm)
 PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
     ("steps in one call", "chain", fedavg("w1", "w2"), replaced(ClientSteps, "_descend_by_chain", nothing)),
     ("Newton-Schulz", "chain", FEDMUON, replaced(operators, "iterated", nothing)),
     ("sums of messages", "chain", fedavg("w2", "w3"), replaced(accumulator, "add_up", add_plainly)),
-    ("convolutions", "native", fedavg("regularised", "w3"), without(NATIVE, *CONV)),
-    ("linear layers of blocks", "native", fedavg("regularised", "w2", "many_mlp"), without(NATIVE, *LINEAR)),
-    ("max pooling", "native", fedavg("regularised", "w3"), without(NATIVE, *POOL)),
+    ("convolutions", "native", fedavg("regularised", "w3"), without(NATIVE, torch.conv2d)),
     ("padded places", "native", fedavg("texts"), replaced(operators, "PASS_OVER", NOT_PASSED_OVER)),
     ("normalisation in one pass", "channels_last", fedavg("w4"), without(LAST, *NORM)),
     ("minimal filtering", "channels_last", fedavg("w4", "w6"), replaced(channels_last, "pays", nothing)),
-    ("weights' gradients", "channels_last", fedavg("w4", "w6"), replaced(channels_last, "UNFOLDED", 1 << 60)),
     ("replayed gradients", "torch", fedavg("w1", "w2", "many_mlp"), replaced(local_training, "RECORDED_BYTES", 0)),
     ("descent in place", "torch", fedavg("w1", "w2", "w3"), replaced(ClientSteps, "descend", nothing)),
 )

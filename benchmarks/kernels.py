@@ -26,7 +26,6 @@ LAYERS = {  # layers of w1 and w3 in `fedfleet bench`: inputs, outputs, side, pa
     "w3 conv1": (1, 32, 3, 0, 28, 20),
     "w3 conv2": (32, 64, 3, 0, 26, 20),
 }
-POOLS = {"w1 pool1": (6, 28, 10), "w1 pool2": (16, 10, 10), "w3 pool": (64, 24, 20)}
 
 
 def passes(clients: int) -> dict[str, tuple]:
@@ -39,8 +38,6 @@ def passes(clients: int) -> dict[str, tuple]:
             for shape in ((examples, inputs, size, size), (outputs, inputs, side, side), (outputs,))
         )
         made[name] = (lambda x, w, b, p=padding: F.conv2d(x, w, b, padding=p), (x, weight, bias), inputs > 1)
-    for name, (channels, size, examples) in POOLS.items():
-        made[name] = (lambda x: F.max_pool2d(x, 2), (torch.randn(clients, examples, channels, size, size),), True)
     return made
 
 

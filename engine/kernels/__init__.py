@@ -8,7 +8,7 @@ contract             what kernels are asked: which runs can have them, and what 
 torchs               `torch`: torch's own kernels
 cuda_graph           `graph`: torch's own kernels on a GPU, where the steps of a block are replayed from CUDA graphs
 fused_chain          `chain`: loss and gradient of a small network in one compiled call, and plain descent in one call
-operators            `native`: compiled convolutions, pooling and Newton-Schulz iterations in the place of torch's
+operators            `native`: compiled convolutions and Newton-Schulz iterations in the place of torch's
 channels_last        `channels_last`: images with their channels last and Winograd's filtering, with fused_pooling
 block_convolutions   a block's convolutions as batched products, for GPUs
 recorded_step, tape  steps that are recorded once and replayed: as a CUDA graph, or as operations of torch

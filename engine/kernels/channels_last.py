@@ -5,8 +5,8 @@ channels of a pixel lie next to each other, since they then handle whole vectors
 as fast. A convolution passes the layout of its input on to its result, and so do the operations between convolutions.
 So it is enough to bring the inputs of convolutions, and their weights, into this layout: from the first convolution on
 all images have it. Batch normalisation, ReLU and 2 x 2 max pooling that follow each other are one compiled pass in this
-layout, see `fused_pooling`; convolutions of 3 x 3 are computed by fewer products; and the gradients in the weights of
-other convolutions are products of matrices. What is computed is the same up to rounding.
+layout, see `fused_pooling`, and convolutions of 3 x 3 are computed by fewer products. What is computed is the same up
+to rounding.
 
 Convolutions of 3 x 3 have fewer products by Winograd's minimal filtering. Four outputs beside each other take 16
 products per channel instead of 36 (`csrc/winograd.h`). What is left of the gain, after transforms that only add,
@@ -34,54 +34,10 @@ from .library import call
 from .operators import Native
 from .replacements import Replacements, padding_of, supported_alone
 
-UNFOLDED = 256
-"""The gradient in the weights of a convolution is a product of unfolded images, if a patch of an image has this many
-numbers. torch's own kernel is faster for smaller patches, and slower by up to 40 % for larger ones."""
-ROWS = 1024
-"""So many patches are unfolded at once, which leaves them in the processor's caches."""
 FEWEST_CHANNELS = 16
 """Fewer input or output channels do not fill vectors."""
 MOST_SHARE = 0.7
 """Winograd's products as a share of those of the definition, at which the transforms still pay."""
-
-
-class Convolution(torch.autograd.Function):
-    """The convolution of images x (N, I, h, w) with weight (O, I, k, l), without stride, by torch's kernels. `padding`:
-    the zeros around the images."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-        ctx.padding, ctx.biased = padding, bias is not None
-        ctx.save_for_backward(x, weight)
-        return torch.conv2d(x, weight, bias, padding=padding)
-
-    @staticmethod
-    @first_derivatives_only
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        gradient, padding = channels_last(grads[0]), ctx.padding
-        of_x = None
-        if ctx.needs_input_grad[0]:
-            sizes = [1, 1], [padding, padding], [1, 1], False, [0, 0], 1
-            of_x = torch.ops.aten.convolution_backward(gradient, x, weight, None, *sizes, [True, False, False])[0]
-        of_bias = gradient.sum((0, 2, 3)) if ctx.biased else None
-        return of_x, weight_gradient(x, gradient, weight.shape, padding), of_bias, None
-
-
-def weight_gradient(x: Tensor, gradient: Tensor, shape: torch.Size, padding: int) -> Tensor:
-    """The gradient in the weights of `Convolution`, with the channels last. gradient: (N, O, h', w'), in its result.
-    shape: of the weights."""
-    outputs, channels, height, width = shape
-    pixels = F.pad(x, (padding,) * 4).permute(0, 2, 3, 1)
-    gradients = gradient.permute(0, 2, 3, 1)
-    along = pixels.stride()
-    line = width * channels  # the numbers of one line of a patch lie next to each other
-    patches = pixels.as_strided((*gradients.shape[:3], height, line), (*along[:3], along[1], 1))
-    found = x.new_zeros(outputs, height * line)
-    images = max(1, ROWS // gradients[0, ..., 0].numel())
-    for some, theirs in zip(patches.split(images), gradients.split(images), strict=True):
-        found.addmm_(theirs.reshape(-1, outputs).T, some.reshape(-1, height * line))
-    return found.view(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 
 def pays(x: Tensor, weight: Tensor, padding: int) -> bool:
@@ -136,13 +92,10 @@ def filtered(x: Tensor, weight: Tensor, padding: int, turned: bool) -> Tensor:
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """torch.conv2d, of images and weights that get their channels last."""
     input, weight, padding = channels_last(input), channels_last(weight), padding_of(*args, **kwargs)
-    if padding is None or input.ndim != 4 or weight.ndim != 4 or not supported_alone(input, weight, bias):
-        return torch.conv2d(input, weight, bias, *args, **kwargs)
-    if pays(input, weight, padding):
+    fits = padding is not None and input.ndim == weight.ndim == 4 and supported_alone(input, weight, bias)
+    if fits and pays(input, weight, padding):
         return MinimalFiltering.apply(input, weight, bias, padding)
-    if weight[0].numel() < UNFOLDED or not input.numel():
-        return torch.conv2d(input, weight, bias, *args, **kwargs)
-    return Convolution.apply(input, weight, bias, padding)
+    return torch.conv2d(input, weight, bias, *args, **kwargs)
 
 
 REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {

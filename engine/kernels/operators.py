@@ -1,11 +1,10 @@
 """Compiled kernels that replace operators of torch in whatever a workload computes.
 
-`native_operators` is a context in which compiled kernels compute `conv2d` (square, stride 1, not grouped, float32 on
-the CPU) and 2 x 2 `max_pool2d`, and in which `linear` of a block needs fewer products. All other operators, and all
-operators outside of the context, are torch's. torch computes the convolution of a block as a grouped convolution, which
-is slow on CPUs. The compiled one takes the same time per client in a block as for a client alone. Results agree with
-torch's within rounding. In this context recurrent networks pass over the padded places of texts, for a client that is
-not in a block.
+`native_operators` is a context in which a compiled kernel computes `conv2d` (square, stride 1, not grouped, float32 on
+the CPU). All other operators, and all operators outside of the context, are torch's. torch computes the convolution of
+a block as a grouped convolution, which is slow on CPUs. The compiled one takes the same time per client in a block as
+for a client alone. Results agree with torch's within rounding. In this context recurrent networks pass over the padded
+places of texts, for a client that is not in a block.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor, maybe_get_level  # pyright: ignore[reportMissingImports]
-from torch.nn import functional as F
 
 from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Part, Scheme, newton_schulz_plainly
 from ...workloads.models.derivatives import first_derivatives_only
 from ...workloads.workload import PASS_OVER
 from .contract import Kernels, Run
 from .library import NoKernels, call, check_status, library, pointer
-from .replacements import Replacements, padding_of, pools_two_by_two, scalar_of, supported, supported_alone
+from .replacements import Replacements, padding_of, scalar_of, supported, supported_alone
 
 SIDES = (1, 2, 3, 4, 5, 7)
 """Sides of the square convolution kernels that native.h has."""
@@ -85,80 +82,9 @@ class Conv(torch.autograd.Function):
         return Conv.apply(*merged, padding).unflatten(0, weight.shape[:2]), 0
 
 
-class Linear(torch.autograd.Function):
-    """x (c, B, i) times the transpose of weight (c, o, i), plus bias (c, o).
-
-    The products write gradients in the order of the parameters. torch's own under vmap leave them transposed, so that
-    they have to be copied.
-    """
-
-    generate_vmap_rule = False
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return x @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, bias = inputs
-        ctx.biased = bias is not None
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    @first_derivatives_only
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        (gradient,) = grads
-        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        return of_x, gradient.mT @ x, gradient.sum(1) if ctx.biased else None
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
-        x, weight, bias = (
-            clients_first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims, strict=True)
-        )
-        return Linear.apply(x, weight, bias), 0
-
-
-class Pool(torch.autograd.Function):
-    """Max pooling of 2 x 2 with stride 2 on the last two axes of a contiguous tensor."""
-
-    generate_vmap_rule = False
-
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        height, width = x.shape[-2:]
-        y = x.new_empty(*x.shape[:-2], height // 2, width // 2)
-        place = torch.empty(y.shape, dtype=torch.int32)
-        call("pool_forward", (x, y, place), plane_count(x), height, width)
-        return y, place
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.shape = inputs[0].shape
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    @first_derivatives_only
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        of_x = grads[0].new_empty(ctx.shape)
-        call("pool_backward", (grads[0].contiguous(), ctx.saved_tensors[0], of_x), plane_count(of_x), *ctx.shape[-2:])
-        return of_x
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Pool.apply(clients_first(x, dims[0], info.batch_size)), (0, 0)
-
-
 def client_count(weight: Tensor) -> int:
     """The number of clients that the weights of a convolution are for."""
     return weight.shape[0] if weight.ndim == 5 else 1
-
-
-def plane_count(x: Tensor) -> int:
-    """The number of images, over all axes but the last two."""
-    return x.shape[:-2].numel()
 
 
 def clients_first(tensor: Any, dim: int | None, size: int) -> Any:
@@ -179,21 +105,6 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
     if weight.ndim != 4 or weight.shape[1] != input.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         return None  # torch raises an error that says what is wrong
     return Conv.apply(input.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), around)
-
-
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """F.linear, or None if torch has to compute it, as outside of blocks."""
-    plain = weight.ndim == input.ndim == 2 and is_batchedtensor(weight) and maybe_get_level(weight) == 1
-    return Linear.apply(input, weight, bias) if plain and supported(input, weight, bias) else None
-
-
-def max_pool2d(input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    """F.max_pool2d, or None if torch has to compute it."""
-    if not pools_two_by_two(*args, **kwargs) or not supported(input):
-        return None
-    if input.ndim not in (3, 4) or min(input.shape[-2:]) < 2:
-        return None
-    return Pool.apply(input.contiguous())[0]
 
 
 LARGEST_MATRIX = 600_000
@@ -244,12 +155,7 @@ def iterated(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> 
     return found
 
 
-REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
-    torch.conv2d: conv2d,
-    F.linear: linear,
-    F.max_pool2d: max_pool2d,
-    torch.max_pool2d: max_pool2d,
-}
+REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {torch.conv2d: conv2d}
 
 
 @contextmanager

@@ -86,12 +86,6 @@ def singles() -> None:
             gradients(vmap(conv), *tensors)
             gradients(conv, *(t[0].mT.contiguous().mT if t.ndim > 2 else t[0].expand(outputs) for t in tensors))
             gradients(conv, *(t[0] for t in tensors[:2]), torch.ones(1).expand(outputs))
-    for height, width in ((2, 2), (7, 9), (5, 70), (33, 32)):
-        x = drawn(2, 3, height, width)
-        x[0, 0, 0, 0] = torch.nan
-        with Native().around_losses():
-            gradients(lambda a: F.max_pool2d(a, 2), x)
-            gradients(lambda a: F.max_pool2d(a, 2), x.mT.contiguous().mT)
 
 
 def fused() -> None:

@@ -25,7 +25,6 @@ REPEATED = (
     "test_fused_pooling.py::test_in_one_pass",
     "test_fused_pooling.py::test_what_is_not_finite_is_not_lost",
     "test_kernels.py::test_convolution_is_torchs",
-    "test_kernels.py::test_pooling_is_torchs_to_the_bit",
     "test_own_orthogonal.py::test_iterations_are_torchs",
     "test_own_orthogonal.py::test_rounding_errors_are_those_of_the_arithmetic",
     "test_own_orthogonal.py::test_a_step_in_one_call_is_the_step",

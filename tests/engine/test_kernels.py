@@ -20,7 +20,7 @@ from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import library, operators
-from fedfleet.engine.kernels.operators import Conv, Native, Pool
+from fedfleet.engine.kernels.operators import Conv, Native
 from fedfleet.engine.runs.prepare import prepare
 
 from .setups import run_and_count
@@ -83,41 +83,8 @@ def test_weights_shared_by_a_block_and_a_vmap_inside_a_vmap():
     assert apart(nested, F.conv2d(x.flatten(0, 2), weight).view(nested.shape)) < TOLERANCE
 
 
-@pytest.mark.parametrize("biased", [True, False])
-def test_a_blocks_linear_layer_is_torchs(biased):
-    tensors = [drawn(3, 4, 5), drawn(3, 6, 5), *([drawn(3, 6)] if biased else [])]
-    with Native().around_losses():
-        block = gradients(vmap(F.linear), *tensors)
-        assert "Linear" not in type(F.linear(*[t[0].requires_grad_() for t in tensors]).grad_fn).__name__
-    assert block[2].is_contiguous()
-    for i in range(3):
-        for value, own in zip(gradients(F.linear, *(t[i] for t in tensors)), block, strict=True):
-            assert apart(own[i], value) < TOLERANCE
-
-
-def test_linear_layers_inside_a_vmap_inside_a_block_are_torchs():
-    x, weight = drawn(2, 3, 4, 5), drawn(2, 3, 6, 5)
-    with Native().around_losses():
-        nested = vmap(vmap(F.linear))(x, weight)
-    assert apart(nested, x @ weight.mT) < TOLERANCE
-
-
-@pytest.mark.parametrize("size", [(8, 8), (7, 9), (2, 2), (5, 70)])
-def test_pooling_is_torchs_to_the_bit(size):
-    x = drawn(3, 4, 2, *size)
-    x[0] = x[0].round()  # equal entries: the first one wins
-    x[1, 0, 0, 0, 1] = torch.nan
-    expected = [gradients(lambda a: F.max_pool2d(a, 2), x[i]) for i in range(3)]
-    with Native().around_losses():
-        block = gradients(vmap(lambda a: F.max_pool2d(a, 2)), x)
-    for i in range(3):
-        for value, own in zip(expected[i], block, strict=True):
-            torch.testing.assert_close(own[i], value, rtol=0, atol=0, equal_nan=True)
-
-
 def test_what_does_not_fit_is_torchs(monkeypatch):
     monkeypatch.setattr(Conv, "apply", None)
-    monkeypatch.setattr(Pool, "apply", None)
     x, weight = drawn(2, 4, 9, 9), drawn(4, 4, 3, 3)
     with Native().around_losses():
         F.conv2d(x, weight, stride=2)
@@ -127,11 +94,6 @@ def test_what_does_not_fit_is_torchs(monkeypatch):
         F.conv2d(x, weight[:, :1], groups=4)
         F.conv2d(x, weight[..., :2])
         F.conv2d(x.double(), weight.double())
-        F.max_pool2d(x, 3)
-        F.max_pool2d(x, 2, 1)
-        F.max_pool2d(x, 2, padding=1)
-        F.max_pool2d(x, 2, ceil_mode=True)
-        F.max_pool2d(x, 2, return_indices=True)
         with pytest.raises(TypeError):
             F.conv2d(x, weight)
 

@@ -1,4 +1,4 @@
-// Convolutions and max pooling of a block of clients, each with weights of its own. One thread, float32.
+// Convolutions of a block of clients, each with weights of its own, and sums of messages. One thread, float32.
 //
 // A convolution (stride 1) computes a vector of places of an output row at a time. Each number that is loaded of the
 // input serves a tile of several output channels, and each weight serves two rows. The gradient in the input is the same
@@ -272,47 +272,6 @@ int32_t conv_weights(const float* x, const float* g, float* gw, float* gb, int64
 #undef CALL
     return DONE;
   });
-}
-
-// Max pooling of 2 x 2 windows. place: which of the four entries was the largest, the first of equals as in torch.
-int32_t pool_forward(const float* x, float* y, int32_t* place, int64_t planes, int64_t h, int64_t w) {
-  const int64_t oh = h / 2, ow = w / 2;
-  for (int64_t n = 0; n < planes; n++)
-    for (int64_t r = 0; r < oh; r++)
-      for (int64_t v = 0; v < ow; v += LANES) {
-        const int64_t lanes = std::min(LANES, ow - v), from = 2 * v, left = 2 * lanes;
-        const float *a = x + (n * h + 2 * r) * w + from, *b = a + w;
-        const Lanes a0 = load(a, left), a1 = load(a + LANES, left - LANES);
-        const Lanes b0 = load(b, left), b1 = load(b + LANES, left - LANES);
-        Lanes top = EVEN(a0, a1);
-        Places at = {};
-        larger(top, at, ODD(a0, a1), 1);
-        larger(top, at, EVEN(b0, b1), 2);
-        larger(top, at, ODD(b0, b1), 3);
-        const int64_t to = (n * oh + r) * ow + v;
-        store(y + to, top, lanes);
-        store(reinterpret_cast<float*>(place + to), (Lanes)at, lanes);
-      }
-  return DONE;
-}
-
-int32_t pool_backward(const float* g, const int32_t* place, float* gx, int64_t planes, int64_t h, int64_t w) {
-  const int64_t oh = h / 2, ow = w / 2;
-  if (h % 2 || w % 2) std::memset(gx, 0, sizeof(float) * planes * h * w);
-  for (int64_t n = 0; n < planes; n++)
-    for (int64_t r = 0; r < oh; r++)
-      for (int64_t v = 0; v < ow; v += LANES) {
-        const int64_t lanes = std::min(LANES, ow - v), from = (n * oh + r) * ow + v, left = 2 * lanes;
-        const Lanes d = load(g + from, lanes);
-        const Places at = (Places)load(reinterpret_cast<const float*>(place + from), lanes);
-        for (int k = 0; k < 2; k++) {
-          const Lanes even = at == 2 * k ? d : Lanes{}, odd = at == 2 * k + 1 ? d : Lanes{};
-          float* to = gx + (n * h + 2 * r + k) * w + 2 * v;
-          store(to, LOW(even, odd), left);
-          if (left > LANES) store(to + LANES, HIGH(even, odd), left - LANES);
-        }
-      }
-  return DONE;
 }
 
 // Adds n vectors (1 to 4, the first of a, b, c, d) in float64. more: 1 to add their sum to the old total.
