@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,17 +77,6 @@ def under_way() -> bool:
 
 class NoNumbers(Exception):
     """A gradient or a loss is infinite or NaN, so that there is nothing to compare with."""
-
-
-class Difference(NamedTuple):
-    """Two forms of a gradient differ. name: of the tensor, "" for the loss. share: of its largest entry."""
-
-    name: str
-    share: float
-
-    def __str__(self) -> str:
-        what = f"the gradient of {self.name}" if self.name else "the loss"
-        return f"{what} differs by {self.share:.1e} of its largest entry"
 
 
 # --- the module as it was written -------------------------------------------------------------------------------------
@@ -231,8 +220,8 @@ class Compared:
     batches: Sequence[Batch]  # without padding
     form: Callable[[Forms, Tensor], list[Gradients]]
 
-    def difference(self) -> Difference | None:
-        """The largest difference, if there is one at all models near the initial one. Where the loss raises an
+    def difference(self) -> str:
+        """The largest difference, if there is one at all models near the initial one, else "". Where the loss raises an
         exception or is no number at those, as a logarithm of a parameter may, the initial model takes their place;
         there an exception is raised."""
         try:
@@ -240,14 +229,14 @@ class Compared:
         except RAISED_BY_USERS:
             with suppress(NoNumbers):
                 return self._at_all([self.forms.x.flat])
-            return None
+            return ""
 
-    def _at_all(self, points: Iterable[Tensor]) -> Difference | None:
-        found = None
+    def _at_all(self, points: Iterable[Tensor]) -> str:
+        found = ""
         for point in points:
             found = self._at(point)
-            if found is None:
-                return None
+            if not found:
+                return ""
         return found
 
     @functools.cached_property
@@ -258,7 +247,7 @@ class Compared:
     def wide(self) -> Forms:
         return Forms(self.run_spec, torch.float64)
 
-    def _at(self, point: Tensor) -> Difference | None:
+    def _at(self, point: Tensor) -> str:
         try:
             expected = self._plain(self.wide, point)
             found = self.form(self.wide, point)
@@ -266,8 +255,8 @@ class Compared:
             expected = self._plain(self.forms, point)
             found = self.form(self.forms, point)
             return self._beyond(expected, found, expected, self._changes(self.forms, expected, point))
-        if self._beyond(expected, found, expected, share=AGREE) is None:
-            return None
+        if not self._beyond(expected, found, expected, share=AGREE):
+            return ""
         # Code may compute in float32 although it is given float64. Then both forms have the rounding errors of float32.
         torchs = [self.forms.plain(point, batch) for batch in self.batches]
         return self._beyond(expected, found, torchs, self._changes(self.wide, expected, point))
@@ -293,16 +282,17 @@ class Compared:
         other: Sequence[Gradients],
         changes: Callable[[], list[Tensor]] | None = None,
         share: float = ROUNDINGS,
-    ) -> Difference | None:
-        """The largest difference that rounding does not explain. other, share: see `Rounding`. changes: by how much
-        rounding the weights changes the gradients and losses of all clients, one after another."""
+    ) -> str:
+        """The largest difference that rounding does not explain, a clause; "" if there is none. other, share: see
+        `Rounding`. changes: by how much rounding the weights changes the gradients and losses of all clients, one after
+        another."""
 
         def kinks(place: int) -> Callable[[], Tensor] | None:
             found = changes
             return None if found is None else lambda: found()[place]
 
         differences = [
-            Difference(name, each.off / max(each.size, 1e-30))
+            (each.off / max(each.size, 1e-30), f"the gradient of {name}" if name else "the loss")
             for client, plain in enumerate(expected)
             for which, value in enumerate(plain)
             for name, each in exceeding_parts(
@@ -312,7 +302,8 @@ class Compared:
                 share,
             )
         ]
-        return max(differences, key=lambda each: each.share, default=None)
+        largest, what = max(differences, default=(0.0, ""))
+        return what and f"{what} differs by {largest:.1e} of its largest entry"
 
 
 def exceeding_parts(
@@ -361,16 +352,16 @@ def check_numbers(gradients: Sequence[Gradients]) -> None:
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
-def gradient_difference(run_spec: RunSpec, batch: Batch) -> Difference | None:
-    """How what the engine computes for a client alone differs from plain autograd on the module, if it does. batch:
-    without padding. Raises whatever the loss raises."""
+def gradient_difference(run_spec: RunSpec, batch: Batch) -> str:
+    """How what the engine computes for a client alone differs from plain autograd on the module, a clause; "" if it
+    does not. batch: without padding. Raises whatever the loss raises."""
     compared = Compared(run_spec, [batch], lambda forms, point: [forms.alone(point, batch)])
     with suppress(Exception):  # it is raised again where the initial model raises it, too
         point = next(near(run_spec))
         plain, own = compared.forms.plain(point, batch), compared.forms.alone(point, batch)
         check_numbers([plain])
         if agrees(plain, own):
-            return None
+            return ""
     return compared.difference()
 
 
@@ -433,7 +424,7 @@ def _block_difference(run_spec: RunSpec, alone: list[Batch], columns: Batch, pad
         difference = compared.difference()
     except RAISED_BY_USERS as error:
         return _raises_alone_only(compared.forms, columns, error)
-    if difference is None:
+    if not difference:
         return ""
     where = ""
     for point in (next(near(run_spec)), compared.forms.x.flat) if padded else ():

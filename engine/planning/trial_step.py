@@ -316,7 +316,7 @@ class Trial:
             difference = gradient_difference(self.run_spec, batch)
         except RAISED_BY_USERS as error:
             raise CodeRaised from error
-        if difference is not None:
+        if difference:
             self.refuse(
                 f"{difference} between the engine and the module itself, as loss.backward() computes it",
                 [],
