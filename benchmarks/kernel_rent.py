@@ -95,7 +95,7 @@ FEDMUON = (("w1", "fedmuon_bc"), ("w1", "fedmuon_bc_bfloat16"), ("w2", "fedmuon_
 NATIVE, LAST = operators.REPLACEMENTS, channels_last.REPLACEMENTS
 NORM = (torch.batch_norm, F.batch_norm)
 PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
-    ("steps in one call", "chain", fedavg("w1", "w2"), replaced(ClientSteps, "_descend_by_chain", nothing)),
+    ("steps in one call", "chain", fedavg("w1", "w2"), replaced(ClientSteps, "descend", nothing)),
     ("Newton-Schulz", "chain", FEDMUON, replaced(operators, "iterated", nothing)),
     ("sums of messages", "chain", fedavg("w2", "w3"), replaced(accumulator, "add_up", add_plainly)),
     ("convolutions", "native", fedavg("regularised", "w3"), without(NATIVE, torch.conv2d)),
@@ -103,12 +103,11 @@ PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
     ("normalisation in one pass", "channels_last", fedavg("w4"), without(LAST, *NORM)),
     ("minimal filtering", "channels_last", fedavg("w4", "w6"), replaced(channels_last, "pays", nothing)),
     ("replayed gradients", "torch", fedavg("w1", "w2", "many_mlp"), replaced(local_training, "RECORDED_BYTES", 0)),
-    ("descent in place", "torch", fedavg("w1", "w2", "w3"), replaced(ClientSteps, "descend", nothing)),
 )
 """(part, kernels that have it, works and methods on which it is measured, how it is left out)."""
 
 
-ALONE = {"steps in one call", "replayed gradients", "descent in place"}
+ALONE = {"steps in one call", "replayed gradients"}
 """Parts that only clients have which train alone."""
 
 

@@ -20,7 +20,7 @@ from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
 from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
-from ..kernels.contract import Kernels, LossInOneCall
+from ..kernels.contract import Kernels
 from ..kernels.operators import in_bfloat16, orthogonalised_by
 from ..kernels.recorded_step import Recording, StepRecorder, copy_into
 from ..kernels.torchs import Torch
@@ -119,16 +119,9 @@ class ClientSteps:
             yield begin, self.batches(slice(begin, min(begin + GATHERED_STEPS, self.steps)))
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
-        if self.trainer.chain is not None:
-            return self._descend_by_chain(self.trainer.chain, y, lr, shift, total)
-        plain = not isinstance(shift, Tree) and not isinstance(total, Tree)
-        if not plain or self.trainer.precision is not None or self.trainer.device.type != "cpu":
+        chain, flat = self.trainer.chain, y.flat
+        if chain is None:
             return None
-        return self._descend_in_place(y, lr), total
-
-    def _descend_by_chain(self, chain: LossInOneCall, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any]:
-        """`descend` by the fused kernels."""
-        flat = y.flat
         flat_total = total.flat.clone() if isinstance(total, Tree) else None
         flat_shift = shift.flat if isinstance(shift, Tree) else None
         for _, batches in self._gathered():
@@ -136,26 +129,6 @@ class ClientSteps:
             self.losses.append(losses)
         self.trainer.gradients = 1
         return Tree(flat, y.layout), total if flat_total is None else Tree(flat_total, y.layout)
-
-    def _descend_in_place(self, y: Tree, lr: float) -> Tree:
-        """`descend` by torch's kernels, without shift and sum. It has the bits of y <- y.add(gradient, -lr), but writes
-        neither the gradient nor y to fresh memory in each step."""
-        after = Tree(y.flat.clone(), y.layout)
-        views = after.views()
-        leaves = [self.trainer.kernels.arranged(view) for view in views]  # once, and not in every step
-        for begin, batches in self._gathered():
-            for i in range(len(batches["key"])):
-                self.batches.beat()
-                batch = unpadded(batches, i, self.batches.examples(begin + i))
-                gradients, loss = self.trainer.gradients_of(y.layout.names, leaves, batch)
-                with torch.no_grad():
-                    torch._foreach_add_(leaves, gradients, alpha=-lr)  # pyright: ignore[reportPrivateImportUsage]
-                self.losses.append(loss)
-        for view, leaf in zip(views, leaves, strict=True):
-            if leaf is not view:
-                view.copy_(leaf)
-        self.trainer.gradients = 1
-        return after
 
 
 class LocalTrainer:

@@ -92,10 +92,11 @@ def filtered(x: Tensor, weight: Tensor, padding: int, turned: bool) -> Tensor:
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """torch.conv2d, of images and weights that get their channels last."""
     input, weight, padding = channels_last(input), channels_last(weight), padding_of(*args, **kwargs)
-    fits = padding is not None and input.ndim == weight.ndim == 4 and supported_alone(input, weight, bias)
-    if fits and pays(input, weight, padding):
-        return MinimalFiltering.apply(input, weight, bias, padding)
-    return torch.conv2d(input, weight, bias, *args, **kwargs)
+    if padding is None or input.ndim != 4 or weight.ndim != 4 or not supported_alone(input, weight, bias):
+        return torch.conv2d(input, weight, bias, *args, **kwargs)
+    if not pays(input, weight, padding):
+        return torch.conv2d(input, weight, bias, padding=padding)
+    return MinimalFiltering.apply(input, weight, bias, padding)
 
 
 REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
@@ -141,6 +142,3 @@ class ChannelsLast(Native):
 
     def around_losses(self) -> AbstractContextManager[Any]:
         return Replacements(REPLACEMENTS)
-
-    def arranged(self, leaf: Tensor) -> Tensor:
-        return channels_last(leaf)

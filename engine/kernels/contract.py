@@ -112,10 +112,6 @@ class Kernels:
         loss cannot be computed so: a run whose plan says so must not go on otherwise, as its bits would differ."""
         return None
 
-    def arranged(self, leaf: Tensor) -> Tensor:
-        """A tensor of the model in the layout in memory that is best for the steps of a client alone."""
-        return leaf
-
     def tapes(self, device: torch.device, most_bytes: float = math.inf) -> Tapes | None:
         """What replays the gradients of a client alone, and the steps of several runs, from recordings of their
         operations; None to compute each of them. most_bytes: what works on more memory is not recorded."""

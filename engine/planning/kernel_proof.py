@@ -231,24 +231,14 @@ class Proof:
             self.compare("by a whole batch", point, batch, lambda model: self.alone(model, batch))
 
     def alone(self, point: Tensor, batch: Batch) -> list[Gradients]:
-        """Of a client alone by the kernels, in each of the ways in which a step computes it."""
-        found = [self.by_own(lambda: self.gradient(self.own, point, batch))]
-        views = Tree(self.on_device(point), self.x.layout).views()
-        leaves = [self.kernels.arranged(view) for view in views]
-        if self.run_spec.precision is None and any(a is not b for a, b in zip(views, leaves, strict=True)):
-            found.append(self.by_own(lambda: self.in_place(leaves, batch)))
-        return found
+        """Of a client alone by the kernels."""
+        return [self.by_own(lambda: self.gradient(self.own, point, batch))]
 
     def gradient(self, trainer: LocalTrainer, point: Tensor, batch: Batch) -> Gradients:
         """Of one client at a model (P,), on the device."""
         given = self.on_device(batch)
         found = Gradient.forward(self.on_device(point), trainer, self.x.layout, tuple(given), *given.values())
         return to_processor(found)
-
-    def in_place(self, leaves: list[Tensor], batch: Batch) -> Gradients:
-        """At the tensors of a model on the device, as they are arranged in steps in place."""
-        gradients, loss = self.own.gradients_of(self.x.layout.names, leaves, self.on_device(batch))
-        return to_processor((torch.cat([gradient.reshape(-1) for gradient in gradients]), loss))
 
     def on_device(self, given: Any) -> Any:
         """A tensor, or a batch, on the run's device."""

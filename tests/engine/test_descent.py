@@ -24,7 +24,6 @@ from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import GATHERED_STEPS, LocalTrainer
-from fedfleet.engine.kernels.channels_last import ChannelsLast
 from fedfleet.engine.kernels.contract import Kernels
 from fedfleet.engine.kernels.fused_chain import Chain, FusedChain
 from fedfleet.engine.kernels.torchs import Torch
@@ -98,27 +97,6 @@ def test_at_once_is_step_by_step(chain, steps, ragged, method):
     for mine, theirs in zip(*(pytree.tree_leaves((o.message, o.client)) for o in (own, torchs)), strict=True):
         assert mine.shape == theirs.shape
         assert float((mine - theirs).abs().max()) <= TOLERANCE * float(theirs.abs().max())
-
-
-@dataclass(frozen=True)
-class OneByOne(Sgd):
-    """The same rule, but it does not declare that it is plain descent."""
-
-    def plain_lr(self) -> float | None:
-        return None
-
-
-@pytest.mark.parametrize("steps", [1, GATHERED_STEPS + 3])
-@pytest.mark.parametrize(("chain", "kernels"), [("mlp", Torch()), ("pooled first", ChannelsLast())])
-def test_in_place_has_the_bits_of_step_by_step(chain, kernels, steps):
-    batches = [Drawn(CHAINS[chain][0], steps, True) for _ in range(2)]
-    rules = Sgd(0.05), OneByOne(0.05)
-    one, other = (
-        outcome(fedavg(rule), CHAINS[chain], kernels, drawn, steps) for rule, drawn in zip(rules, batches, strict=True)
-    )
-    assert batches[0].beats == batches[1].beats == steps
-    assert torch.equal(one.message.delta.flat, other.message.delta.flat)
-    assert torch.equal(one.loss, other.loss)
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=str)

@@ -102,7 +102,7 @@ def test_blocks_of_one_form_are_trained_at_once_whatever_their_task(monkeypatch)
     results = together(experiments)
     assert [same(result, run(each)) for result, each in zip(results, experiments, strict=True)] == [True, True]
     assert sum(map(len, groups)) == 2 * 6
-    forms = {BlockForm.of(part.under_way.batches.drawn, block) for group in groups for part, block in group}
+    forms = {BlockForm.of(task.batches.drawn, block) for group in groups for task, block in group}
     assert len(forms) > 1
     assert len(groups) == len(forms)
 
