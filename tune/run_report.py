@@ -175,4 +175,4 @@ def times(columns: Columns) -> Iterator[Chart]:
         for i, (name, values) in enumerate(parts.items())
     ]
     if series and len(rounds) > 1:
-        yield Chart("bars", "", Axis("round", whole=True), Axis("seconds of all workers"), series)
+        yield Chart("stack", "", Axis("round", whole=True), Axis("seconds of all workers"), series)

@@ -79,6 +79,13 @@ function marks(figure) {
 }
 
 function bars(figure) {
+  return figure.series.filter(one => !hidden.has(one.name)).map(one => ({ type: "bar", orientation: "h", x: one.x,
+    y: one.y, marker: { color: style(one.style).colour }, text: one.x.map(value => +value.toPrecision(2)),
+    textposition: "outside", cliponaxis: false,
+    hovertext: one.texts.map(text => plain(text).replace(/\n/g, "<br>")), hoverinfo: "text" }));
+}
+
+function stack(figure) {
   return figure.series.filter(one => !hidden.has(one.name)).map(one => ({ x: one.x, y: one.y, mode: "lines",
     stackgroup: "all", line: { width: .5, color: style(one.style).colour }, fillcolor: style(one.style).colour + "b0",
     hovertemplate: `${plain(one.name)}<br>%{x}: %{y:.4~g}<extra></extra>` }));
@@ -168,7 +175,7 @@ function layout(figure, chosen, section) {
 // The buttons are listed, because the library's own set has one that sends a chart to its maker's site.
 const CONFIG = { responsive: true, displaylogo: false, displayModeBar: narrow ? false : "hover", showTips: false,
   modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
-const TRACES = { curves, marks, bars };
+const TRACES = { curves, marks, bars, stack };
 
 function draw(plot) {
   const figure = figures[plot.dataset.figure], chosen = look(plot.closest("section"));

@@ -80,9 +80,10 @@ class Marks:
 
 
 class Chart(NamedTuple):
-    """A chart. All its series are of the class that `kind` names; "bars" are marks that are stacked."""
+    """A chart. The series of "curves" are Curves, all others are Marks: the points of "marks", the lengths of
+    horizontal "bars", and the areas of a "stack"."""
 
-    kind: Literal["curves", "marks", "bars"]
+    kind: Literal["curves", "marks", "bars", "stack"]
     title: str
     x: Axis
     y: Axis
@@ -145,8 +146,8 @@ class PageSection(NamedTuple):
                 if isinstance(one, Curve):
                     found.setdefault(one.name, (one.style, True, True))
                 elif one.legend:
-                    stacked = figure.kind == "bars"
-                    found.setdefault(one.name, (one.style, one.line or stacked, one.markers))
+                    filled = figure.kind in ("bars", "stack")
+                    found.setdefault(one.name, (one.style, one.line or filled, one.markers))
         found.pop("", None)
         return found if any(len(figure.series) > 1 for figure in self.charts) and len(found) > 1 else {}
 
@@ -156,7 +157,7 @@ class PageSection(NamedTuple):
         or begins at 0, or a number is not positive."""
         made: dict[str, bool | None] = {}
         for name in ("x", "y"):
-            axes = [(getattr(f, name), f) for f in self.charts if f.kind != "bars" and not getattr(f, name).labels]
+            axes = [(getattr(f, name), f) for f in self.charts if f.kind != "stack" and not getattr(f, name).labels]
             positive = all(value > 0 for _, figure in axes for value in values_of(figure, name))
             positive = positive and not any(axis.zero for axis, _ in axes)
             made[name] = any(axis.log for axis, _ in axes) if axes and positive else None
@@ -165,7 +166,7 @@ class PageSection(NamedTuple):
     @property
     def shares_y(self) -> bool:
         """Whether its charts show one quantity, so that they may have one range of y."""
-        titles = {figure.y.title for figure in self.charts if figure.kind != "bars" and not figure.y.labels}
+        titles = {figure.y.title for figure in self.charts if figure.kind != "stack" and not figure.y.labels}
         return len(self.charts) > 1 and len(titles) == 1 and all(not f.y.labels for f in self.charts)
 
     @property

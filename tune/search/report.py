@@ -199,7 +199,7 @@ def importance(plan: SearchPlan, trials: list[Trial]) -> Iterator[Chart]:
         x = numbers(100 * of_key[key] for key in keys)
         texts = [f"{name}\n{objective}: {100 * of_key[key]:.0f} %" for key, name in zip(keys, names, strict=True)]
         series.append(Marks(objective, at, x, list(range(len(keys))), texts=texts, legend=len(shares) > 1))
-    yield Chart("marks", "", Axis("importance (%)", zero=True), Axis("", labels=names), series)
+    yield Chart("bars", "", Axis("importance (%)", zero=True), Axis("", labels=names), series)
 
 
 def sensitivity(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> Iterator[Chart]:
