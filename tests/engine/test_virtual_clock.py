@@ -172,6 +172,7 @@ SAMPLERS = [
     {"name": "separated", "rounds": 2},
     "cyclic",
     {"name": "power_of_choice", "d": 10, "loss": "last"},
+    {"name": "agnostic", "by": "lambda", "gamma": 0.1, "floor": 0.001},
     "oort",
 ]
 
