@@ -13,6 +13,7 @@ from fedfleet.algorithms.feddc import feddc
 from fedfleet.algorithms.feddyn import feddyn
 from fedfleet.algorithms.mifa import mifa
 from fedfleet.algorithms.parts.rules import Adam, Sgd
+from fedfleet.engine import run as run_experiment
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.prepare import prepare
@@ -212,10 +213,18 @@ def test_mifa_needs_plain_descent():
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
+def asynchronous(name):
+    pace = {"name": "buffered", "buffer": 2}
+    asked = {"workload": "digits", "method": name, "federation": {"pace": pace, "rounds": 2}, "systems": {}}
+    return experiment({**asked, "engine": {"backend": "local"}, "tracking": {"uri": "none"}})
+
+
 @pytest.mark.parametrize("name", ["feddyn", "feddc", "mifa"])
 def test_no_asynchronous_form(name):
     """With the versions of the model mixed, the server's sum would not be the mean of the clients' sums."""
-    pace = {"name": "buffered", "buffer": 2}
-    asked = {"workload": "digits", "method": name, "federation": {"pace": pace}, "systems": {}}
     with pytest.raises(ConfigError, match=f"^federation.pace.name: .* no asynchronous form: .*, got .*method={name}; "):
-        prepare(experiment({**asked, "engine": {"backend": "local"}}), "refused")
+        prepare(asynchronous(name), "refused")
+
+
+def test_a_constant_of_the_broadcast_needs_no_followed_broadcasts():
+    assert len(run_experiment(asynchronous("fedadmm")).rows) == 2
