@@ -25,7 +25,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fedfleet.engine.clients import local_training
@@ -92,15 +91,13 @@ def add_plainly(total: Any, parts: Any, more: bool, compiled: bool) -> None:
 
 NOT_PASSED_OVER = ContextVar("not passed over", default=False)
 FEDMUON = (("w1", "fedmuon_bc"), ("w1", "fedmuon_bc_bfloat16"), ("w2", "fedmuon_bc"))
-NATIVE, LAST = operators.REPLACEMENTS, channels_last.REPLACEMENTS
-NORM = (torch.batch_norm, F.batch_norm)
+NATIVE = operators.REPLACEMENTS
 PARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Off], ...] = (
     ("steps in one call", "chain", fedavg("w1", "w2"), replaced(ClientSteps, "descend", nothing)),
     ("Newton-Schulz", "chain", FEDMUON, replaced(operators, "iterated", nothing)),
     ("sums of messages", "chain", fedavg("w2", "w3"), replaced(accumulator, "add_up", add_plainly)),
     ("convolutions", "native", fedavg("regularised", "w3"), without(NATIVE, torch.conv2d)),
     ("padded places", "native", fedavg("texts"), replaced(operators, "PASS_OVER", NOT_PASSED_OVER)),
-    ("normalisation in one pass", "channels_last", fedavg("w4"), without(LAST, *NORM)),
     ("minimal filtering", "channels_last", fedavg("w4", "w6"), replaced(channels_last, "pays", nothing)),
     ("replayed gradients", "torch", fedavg("w1", "w2", "many_mlp"), replaced(local_training, "RECORDED_BYTES", 0)),
 )

@@ -9,7 +9,7 @@ torchs               `torch`: torch's own kernels
 cuda_graph           `graph`: torch's own kernels on a GPU, where the steps of a block are replayed from CUDA graphs
 fused_chain          `chain`: loss and gradient of a small network in one compiled call, and plain descent in one call
 operators            `native`: compiled convolutions and Newton-Schulz iterations in the place of torch's
-channels_last        `channels_last`: images with their channels last and Winograd's filtering, with fused_pooling
+channels_last        `channels_last`: images with their channels last and Winograd's filtering
 block_convolutions   a block's convolutions as batched products, for GPUs
 recorded_step, tape  steps that are recorded once and replayed: as a CUDA graph, or as operations of torch
 agreement            whether two results agree, to the bit or within rounding: all proofs compare by it

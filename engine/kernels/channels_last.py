@@ -4,9 +4,7 @@ torch stores images (B, C, h, w) plane by plane. Its normalisation, ReLU and abo
 channels of a pixel lie next to each other, since they then handle whole vectors of channels, and its convolutions are
 as fast. A convolution passes the layout of its input on to its result, and so do the operations between convolutions.
 So it is enough to bring the inputs of convolutions, and their weights, into this layout: from the first convolution on
-all images have it. Batch normalisation, ReLU and 2 x 2 max pooling that follow each other are one compiled pass in this
-layout, see `fused_pooling`, and convolutions of 3 x 3 are computed by fewer products. What is computed is the same up
-to rounding.
+all images have it. Convolutions of 3 x 3 are computed by fewer products. What is computed is the same up to rounding.
 
 Convolutions of 3 x 3 have fewer products by Winograd's minimal filtering. Four outputs beside each other take 16
 products per channel instead of 36 (`csrc/winograd.h`). What is left of the gain, after transforms that only add,
@@ -25,11 +23,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
-from torch.nn import functional as F
 
 from ...workloads.models.derivatives import first_derivatives_only
 from .contract import Run
-from .fused_pooling import batch_norm, torch_batch_norm
 from .library import call
 from .operators import Native
 from .replacements import Replacements, padding_of, supported_alone
@@ -99,14 +95,8 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
     return MinimalFiltering.apply(input, weight, bias, padding)
 
 
-REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
-    torch.conv2d: conv2d,
-    torch.batch_norm: torch_batch_norm,
-    F.batch_norm: batch_norm,
-}
-"""`torch.conv2d` gets images and weights with the channels last, and `torch.batch_norm` is computed together with the
-ReLU and the pooling that follow. Under vmap nothing changes: there the channels of all clients become groups of one
-convolution."""
+REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {torch.conv2d: conv2d}
+"""Under vmap nothing changes: there the channels of all clients become groups of one convolution."""
 
 
 def channels_last(tensor: Tensor) -> Tensor:

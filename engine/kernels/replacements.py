@@ -48,17 +48,3 @@ def padding_of(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int
     if the padding is named, or if the convolution has a stride, a dilation or groups."""
     plain = scalar_of(stride) == scalar_of(dilation) == groups == 1
     return scalar_of(padding) if plain else None
-
-
-def pools_two_by_two(
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> bool:
-    """Whether F.max_pool2d with these arguments, which follow its input, takes the largest of 2 x 2 pixels each."""
-    default_stride = stride in (None, [], ())
-    is_plain = scalar_of(padding) == 0 and scalar_of(dilation) == 1 and not ceil_mode and not return_indices
-    return scalar_of(kernel_size) == 2 and (default_stride or scalar_of(stride) == 2) and is_plain

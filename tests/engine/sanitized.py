@@ -19,7 +19,6 @@ from fedfleet.engine.kernels.operators import AT_ONCE, Native, add_up, iterated
 
 from .test_channels_last import CONVOLUTIONS
 from .test_fused_chain import CHAINS, at, batch_of, both, workload
-from .test_fused_pooling import SHAPES, images, pooled
 from .test_kernels import CONVS, drawn, gradients
 
 ODD = (torch.nan, torch.inf, -torch.inf)
@@ -88,15 +87,6 @@ def singles() -> None:
             gradients(conv, *(t[0] for t in tensors[:2]), torch.ones(1).expand(outputs))
 
 
-def fused() -> None:
-    for shape in SHAPES:
-        for value in (0.0, *ODD):
-            x = images(*shape)
-            x[0, 0, 0, 0] = value
-            with ChannelsLast().around_losses():
-                gradients(pooled, x, drawn(shape[1]), drawn(shape[1]))
-
-
 def filtered() -> None:
     for x_shape, weight_shape, options in CONVOLUTIONS.values():
         for value in (0.0, *ODD):
@@ -131,7 +121,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     chains()
     singles()
-    fused()
     filtered()
     rest()
     print("all are sound")

@@ -22,8 +22,6 @@ REPEATED = (
     "test_fused_chain.py::test_what_is_not_finite_goes_where_torch_has_it_go",
     "test_channels_last.py::test_convolutions_are_torchs",
     "test_channels_last.py::test_minimal_filtering_does_not_lose_what_is_not_finite",
-    "test_fused_pooling.py::test_in_one_pass",
-    "test_fused_pooling.py::test_what_is_not_finite_is_not_lost",
     "test_kernels.py::test_convolution_is_torchs",
     "test_own_orthogonal.py::test_iterations_are_torchs",
     "test_own_orthogonal.py::test_rounding_errors_are_those_of_the_arithmetic",

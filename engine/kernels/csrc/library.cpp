@@ -3,6 +3,5 @@
 
 #include "chain.h"
 #include "native.h"
-#include "normalised.h"
 #include "orthogonal.h"
 #include "winograd.h"
