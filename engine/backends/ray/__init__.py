@@ -9,6 +9,7 @@ rounds and is followed by the launcher, with `watch` over the processes. `connec
 `placement` are about Ray itself: joining it, starting it, and reserving its resources.
 """
 
+import logging
 import os
 import warnings
 from contextlib import suppress
@@ -16,7 +17,9 @@ from contextlib import suppress
 # Ray prints this for every process that ends in the middle of a call. A run tells by itself which worker it has lost.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed while executing a task")
 
-# Ray imports this, and in a notebook without ipywidgets it would warn that there are no bars, of which none is shown.
+# In a notebook without ipywidgets, Ray's import would advise to install them, and warn that there are no bars, of which
+# none is shown.
+logging.getLogger("ray.widgets").setLevel(logging.WARNING)
 with warnings.catch_warnings(), suppress(ImportError):
     warnings.filterwarnings("ignore", "IProgress not found")
     import tqdm.auto  # noqa: F401
