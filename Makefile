@@ -59,5 +59,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "bringing $(VENV) up to date, a few minutes the first time"
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@rm -rf $@ *.egg-info src/*.egg-info
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -177,6 +177,7 @@ def test_the_doctor(head, tmp_path):
     assert well.returncode == 0, well.stdout + well.stderr
     assert "same versions as here" in well.stdout
     assert "authentication: by token" in well.stdout
+    assert "ok      torchvision: version" in well.stdout
     assert "2 requested, granted: 2 on" in well.stdout
     ill = head(tmp_path, "doctor", "digits", "engine.workers=3", "tracking.uri=sqlite:////no/such/folder/x.db",
                "--address", head.address)  # fmt: skip

@@ -19,10 +19,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ...engine.backends.ray.connect import join, token_found
 from ...engine.backends.ray.placement import cluster, placed, planned, wanted
 from ...engine.config.schema import Experiment
-from ...engine.errors import ConfigError, FedFleetError, first_line
+from ...engine.errors import ConfigError, FedFleetError, first_line, type_and_first_line
 from ...engine.kernels.library import why_no_kernels
 from ...engine.run_spec import RunSpec
 from ...engine.storage.secrets import redacted
+from ...workloads.files.vision import torchvision_models
 from ..files import load
 from ..streams import say
 from ..tracking.stores import load_mlflow, store
@@ -67,6 +68,7 @@ def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding
     """All findings. asked: whether the user named the experiment, so that the placement of its workers is checked."""
     ours = look("", PACKAGES)["versions"]
     yield Finding("here", True, versions_text(ours))
+    yield of_torchvision()
     address = experiment.engine.address
     if address:
         try:
@@ -83,6 +85,15 @@ def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding
         yield store_opens(experiment.tracking.uri)
     else:
         yield Finding("MLflow", None, "the experiment is not tracked there")
+
+
+def of_torchvision() -> Finding:
+    """A finding on the package that data sets and models need, whose wheels are for one version of torch each."""
+    try:
+        torchvision_models()
+    except Exception as error:  # an extension for another torch may raise anything
+        return Finding("torchvision", False, f"cannot be imported here: {type_and_first_line(error)}")
+    return Finding("torchvision", True, f"version {metadata.version('torchvision')} can be imported here")
 
 
 def versions_text(versions: dict[str, str]) -> str:

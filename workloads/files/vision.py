@@ -2,20 +2,21 @@
 
 The wheels of torchvision are CUDA builds. With a CPU-only torch their C++ extension cannot be loaded, and the import of
 torchvision fails where it registers fake kernels for the operators `torchvision::nms` and `torchvision::qnms`, which
-only the extension defines. Only the Python parts are used here (data sets and models). Therefore, if the extension
-cannot be loaded, the schemas of these two operators are declared before the first import. They get no kernel, so that
-calling them still fails.
+only the extension defines. Its Python parts (data sets and models) work all the same. Therefore, if the extension
+cannot be loaded, the schemas of these two operators are declared before the first import, whoever makes it, such as a
+plug-in. They get no kernel, so that calling them still fails. This module does not import torch before that.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
-
-import torch
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
@@ -32,6 +33,8 @@ def _folders() -> list[str]:
 
 def _extension_loads(folders: list[str]) -> bool:
     """Load the C++ extension, and say whether that worked."""
+    import torch
+
     extension = PathFinder.find_spec("_C", folders)
     if extension is None or extension.origin is None:
         return False
@@ -43,20 +46,28 @@ def _extension_loads(folders: list[str]) -> bool:
 
 
 def _declare_operators() -> None:
+    import torch
+
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             torch.library.define(f"torchvision::{name}", _SCHEMA)
 
 
-def _make_importable() -> None:
-    if "torchvision" not in sys.modules and not _extension_loads(_folders()):
-        _declare_operators()
+class BeforeTorchvision(MetaPathFinder):
+    """Makes torchvision importable when it is imported for the first time. It finds no module itself."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            with suppress(ValueError):  # it is not installed, as the import says
+                if not _extension_loads(_folders()):
+                    _declare_operators()
 
 
 @cache
 def torchvision_datasets() -> ModuleType:
     """The module `torchvision.datasets`."""
-    _make_importable()
+    _folders()
     from torchvision import datasets
 
     return datasets
@@ -65,7 +76,7 @@ def torchvision_datasets() -> ModuleType:
 @cache
 def torchvision_models() -> ModuleType:
     """The module `torchvision.models`."""
-    _make_importable()
+    _folders()
     from torchvision import models
 
     return models
