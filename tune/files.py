@@ -119,10 +119,11 @@ def earliness(override: tuple[list[str], Any]) -> tuple[int, bool]:
 
 def inside(data: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     """The mapping at a path. It is created if it is missing; a part given by its bare name, or trackers by a list of
-    names, become {name: …}."""
+    names, become {name: …}. Other lists have no keys."""
     for at, key in enumerate(keys, 1):
         inner = data.get(key)
-        if inner is not None and not isinstance(inner, str | list | dict):
+        names = isinstance(inner, list) and key == "tracking"
+        if inner is not None and not names and not isinstance(inner, str | dict):
             path = ".".join(keys[:at])
             raise ConfigError(f"{path} is {inner!r}, which has no keys of its own; write {path}=value")
         if not isinstance(inner, dict):

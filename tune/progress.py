@@ -235,9 +235,9 @@ class ProgressOfCommand(Progress):
 
     def end(self, result: Result) -> None:
         super().end(result)
-        tracking = result.experiment.tracking
-        if self.tracks and tracking.uri != "none":
-            tell(f"writing the run to {tracking.name}")
+        names = result.experiment.tracking.names
+        if self.tracks and names:
+            tell(f"writing the run to {' and '.join(names)}")
 
 
 def described(run_spec: RunSpec) -> str:

@@ -254,7 +254,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         ("sead=1", "sead is not a key; did you mean seed? valid: seed, name,"),
         ("federation.cohrt=1", "federation.cohrt is not a key; did you mean cohort? valid: clients, cohort,"),
         ("federation.local.stepz=1", "federation.local.stepz is not a key; did you mean steps? valid: steps, epochs"),
-        ("tracking.url=x", "tracking.url is not a key; did you mean uri? valid: uri, "),
+        ("tracking.url=x", "tracking.url is not a key; did you mean uri? valid: name, uri, "),
         ("rounds=5", "rounds is not a key; did you mean federation.rounds? valid: seed, "),
         ("lr=1", "lr is not a key; did you mean method.rule.lr? valid: seed, "),
         ("federation.steps=5", "federation.steps is not a key; did you mean federation.local.steps? valid: clients, "),
