@@ -108,8 +108,8 @@ def test_a_fork_of_a_fork(parent, tmp_path):
 
 # --- changes ----------------------------------------------------------------------------------------------------------
 def test_another_number_from_a_round_on_is_a_schedule_that_changes_then(parent, tmp_path, monkeypatch):
-    monkeypatch.setitem(SCHEDULES, "step", lambda t, rounds, first, then: first if t <= ROUND else then)
-    lr = {"schedule": "step", "first": 0.1, "then": 0.02}
+    monkeypatch.setitem(SCHEDULES, "two_values", lambda now, first, then: first if now.t <= ROUND else then)
+    lr = {"schedule": "two_values", "first": 0.1, "then": 0.02}
     whole = alone(data(method={"name": "scaffold", "rule": {"name": "sgd", "lr": lr}}))
     fork = fedfleet.fork(parent, ROUND, "method.rule.lr=0.02", tmp_path / "fork")
     same(fork, whole)
