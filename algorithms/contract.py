@@ -260,3 +260,36 @@ class Algorithm(ABC):
         """A pass over ALL clients before the first round, one local epoch each, that initialises momenta and control
         variates; None for no such pass. It is an algorithm on the same states as the method itself."""
         return None
+
+
+class Around(Algorithm):
+    """A method around another, `method`. What it declares, and where deltas begin, is as for that method; a class for
+    which that is not so says otherwise."""
+
+    method: Algorithm
+
+    @property
+    def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.weighted
+
+    @property
+    def stale(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.stale
+
+    @property
+    def averages_states(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.averages_states
+
+    @property
+    def not_private(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.not_private
+
+    @property
+    def variables(self) -> Any:
+        return self.method.variables
+
+    def origin(self, public: Any) -> Tree:
+        return self.method.origin(public)
+
+    def local_norms(self, most: int) -> LocalNorms | None:
+        return self.method.local_norms(most)

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ...workloads import counted
-from ..contract import Algorithm, Client, Local, LocalNorms, LocalSteps, Message, Oracle, Public, Round, Server
+from ..contract import Algorithm, Around, Client, Local, LocalSteps, Message, Oracle, Public, Round, Server
 from ..local import LocalMethod, with_decoded_norm2
 from ..tree import Layout, Tree
 from .checks import one_of, positive_fraction, refuse
@@ -72,7 +72,7 @@ class Following(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Coded(Compressing, WarmStarted):
+class Coded(Around, Compressing, WarmStarted):
     """`method`, whose clients send codes. `names`: the coded tensors; all others are sent as they are."""
 
     method: LocalMethod
@@ -96,24 +96,10 @@ class Coded(Compressing, WarmStarted):
         return self.method.stale
 
     @property
-    def averages_states(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.averages_states
-
-    @property
     def not_private(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.memory != "none":
             return "coded messages have no bounded sensitivity with memory; give memory: none, or leave privacy out"
         return self.method.not_private
-
-    @property
-    def variables(self) -> Any:
-        return self.method.variables
-
-    def origin(self, public: Public) -> Tree:
-        return self.method.origin(public)
-
-    def local_norms(self, most: int) -> LocalNorms | None:
-        return self.method.local_norms(most)
 
     # --- codes ------------------------------------------------------------------------------------------------------
     def encode(self, v: Tree, key: Any) -> tuple[Any, ...]:

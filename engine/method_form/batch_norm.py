@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithms.contract import Algorithm, Client, Local, LocalNorms, Message, Oracle, Public, Round, Server
+from ...algorithms.contract import Algorithm, Around, Client, Local, Message, Oracle, Public, Round, Server
 from ...algorithms.tree import Layout, Tree
 
 
@@ -73,23 +73,11 @@ class ParameterOracle:
 
 
 @dataclass(frozen=True)
-class Buffered(Algorithm):
+class Buffered(Around):
     """`method` on models whose last `count` tensors are buffers."""
 
     method: Algorithm
     count: int
-
-    @property
-    def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.weighted
-
-    @property
-    def stale(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.stale
-
-    @property
-    def averages_states(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.averages_states
 
     def origin(self, public: Public) -> Tree:
         return join_trees(self.method.origin(public.method), public.buffers)
@@ -137,9 +125,6 @@ class Buffered(Algorithm):
 
     def model(self, server: Server) -> Tree:
         return join_trees(self.method.model(self._method_server(server)), server.public.buffers)
-
-    def local_norms(self, most: int) -> LocalNorms | None:
-        return self.method.local_norms(most)
 
     @property
     def warm_start(self) -> Algorithm | None:

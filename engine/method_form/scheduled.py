@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...algorithms.contract import Algorithm, Client, Local, LocalNorms, Message, Oracle, Public, Round, Server
+from ...algorithms.contract import Algorithm, Around, Client, Local, Message, Oracle, Public, Round, Server
 from ...algorithms.tree import Tree
 from .numbers import Path, with_numbers
 
@@ -48,7 +48,7 @@ def on_device(row: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Scheduled(Algorithm):
+class Scheduled(Around):
     """`method`, with other numbers in every local step."""
 
     method: Algorithm
@@ -59,29 +59,6 @@ class Scheduled(Algorithm):
         return method.client_step(public, client, local, oracle)
 
     # --- the method's own ---------------------------------------------------------------------------------------------
-    @property
-    def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.weighted
-
-    @property
-    def stale(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.stale
-
-    @property
-    def averages_states(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.averages_states
-
-    @property
-    def not_private(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.not_private
-
-    @property
-    def variables(self) -> Any:
-        return self.method.variables
-
-    def origin(self, public: Public) -> Tree:
-        return self.method.origin(public)
-
     def server_init(self, x: Tree) -> Server:
         return self.method.server_init(x)
 
@@ -116,9 +93,6 @@ class Scheduled(Algorithm):
 
     def model(self, server: Server) -> Tree:
         return self.method.model(server)
-
-    def local_norms(self, most: int) -> LocalNorms | None:
-        return self.method.local_norms(most)
 
     @property
     def warm_start(self) -> Algorithm | None:
