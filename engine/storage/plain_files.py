@@ -48,6 +48,13 @@ def read_text(path: Path, errors: str = "strict") -> str:
         return file.read()
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, if it is missing. Raises OSError if something else, or a link, is there."""
+    if kind := unusual_kind(path):
+        raise OSError(errno.ENOTDIR, f"it is {kind}, where a folder must be", str(path))
+    path.mkdir(parents=True, exist_ok=True)
+
+
 def unusual_kind(path: Path | str) -> str:
     """ "a symbolic link", "a FIFO", "a socket" or "a device" if there is one at the path; else ""."""
     try:

@@ -20,6 +20,7 @@ from fedfleet.tune.files import load
 from fedfleet.tune.search.run import search
 from fedfleet.tune.study.spec import StudyTracking
 from fedfleet.tune.tracking import writer as writers
+from fedfleet.tune.tracking.folder_writer import append
 
 from ..faults.runs import Watch, interrupt
 from .commands import invoke
@@ -142,6 +143,28 @@ def test_a_run_that_goes_on_has_every_round_once(here: Path):
     assert [int(row["round"]) for row in lines(here / "mine" / "rounds.csv")] == [1, 2, 3, 4, 5, 6]
     shown = events(here / "mine" / "tensorboard").Scalars("train/loss")
     assert [event.step for event in shown] == [1, 2, 3, 4, 5, 6]
+
+
+def test_no_link_in_the_folder_is_followed(here: Path, capsys: pytest.CaptureFixture[str]):
+    """A run goes on without the tracker whose folder is a link, and replaces a file that is one."""
+    for path in (here / "mine", here / "elsewhere"):
+        path.mkdir()
+    (here / "kept.csv").write_text("mine")
+    (here / "mine" / "tensorboard").symlink_to(here / "elsewhere")
+    (here / "mine" / "rounds.csv").symlink_to(here / "kept.csv")
+    run(Experiment(**small(["tensorboard", "csv"])), "mine")
+    assert not list((here / "elsewhere").iterdir())
+    assert (here / "kept.csv").read_text() == "mine"
+    assert len(lines(here / "mine" / "rounds.csv")) == 4
+    assert "it is a symbolic link, where a folder must be" in capsys.readouterr().err
+
+
+def test_lines_are_not_appended_to_a_link(here: Path):
+    (here / "kept.csv").write_text("mine")
+    (here / "rounds.csv").symlink_to(here / "kept.csv")
+    with pytest.raises(OSError, match="it is a symbolic link, where a plain file must be"):
+        append(here / "rounds.csv", "more")
+    assert (here / "kept.csv").read_text() == "mine"
 
 
 def test_a_run_without_a_folder_has_one_for_its_trackers(here: Path):

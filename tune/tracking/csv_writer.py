@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.storage.atomic_write import write
-from .folder_writer import FolderWriter
+from ...engine.storage.plain_files import read_text
+from .folder_writer import FolderWriter, append
 from .writer import TOP, Batch, End
 
 
@@ -25,7 +26,7 @@ class CsvWriter(FolderWriter):
     def __init__(self, folder: Path, what: str) -> None:
         """folder: of the run, search or study. what: run, search or study."""
         self.columns: dict[str, list[str]] = {}  # key -> the columns of its file so far
-        super().__init__(folder if what == "run" else folder / "csv", what)
+        super().__init__(folder, what, "" if what == "run" else "csv")
 
     def load(self) -> None:
         """Nothing: the standard library writes CSV."""
@@ -44,8 +45,7 @@ class CsvWriter(FolderWriter):
         known, place = self.columns.get(key, []), self.folder / f"{self._stem(key)}.csv"
         columns = list(dict.fromkeys([*known, *(name for record in records for name in record)]))
         if known == columns:
-            with place.open("a", encoding="utf-8", newline="") as file:
-                file.write(text_of(columns, records, head=False))
+            append(place, text_of(columns, records, head=False))
         else:
             before = rows_in(place) if known or trials else []
             columns = list(dict.fromkeys([*(name for row in before[:1] for name in row), *columns]))
@@ -65,8 +65,7 @@ def rows_in(place: Path) -> list[dict[str, Any]]:
     """The lines of a file, [] if there is none."""
     if not place.is_file():
         return []
-    with place.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(io.StringIO(read_text(place))))
 
 
 def text_of(columns: list[str], rows: Iterable[Any], head: bool = True) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import abstractmethod
 from pathlib import Path
 
+from ...engine.storage.plain_files import make_folder, open_plain, read_text
 from .writer import TOP, End, Writer
 
 ENDED = "ended.txt"
@@ -18,13 +20,18 @@ class FolderWriter(Writer):
 
     is_local = True
 
-    def __init__(self, folder: Path, what: str) -> None:
-        """folder: for the files. what: run, search or study."""
-        self.folder = folder
+    def __init__(self, folder: Path, what: str, name: str = "") -> None:
+        """folder: of the run, search or study. what: run, search or study. name: of the folder in it for the files, ""
+        for the folder itself."""
+        self.folder, self.name = folder / name, name
         super().__init__(what)
 
     def open(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Make the folder for the files. Only that of a run may be a link, as its user chose it."""
+        if self.name:
+            make_folder(self.folder)
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
 
     def begin_top(self) -> None:
         """Nothing: the files of the top run begin with its first record."""
@@ -37,13 +44,12 @@ class FolderWriter(Writer):
 
     def is_written(self, end: End) -> bool:
         file = self.folder / ENDED
-        return end.once and file.is_file() and line_of(end) in file.read_text("utf-8").splitlines()
+        return end.once and file.is_file() and line_of(end) in read_text(file).splitlines()
 
     def write_end(self, end: End) -> None:
         self.finish(end)
         if end.key != TOP:
-            with (self.folder / ENDED).open("a", encoding="utf-8") as file:
-                file.write(f"{line_of(end)}\n")
+            append(self.folder / ENDED, f"{line_of(end)}\n")
 
     @abstractmethod
     def finish(self, end: End) -> None:
@@ -56,6 +62,13 @@ class FolderWriter(Writer):
     def has_trials(self, key: str) -> bool:
         """Whether the records are the trials of a search, whose round is the number of the trial."""
         return key == TOP and self.what != "run"
+
+
+def append(place: Path, text: str) -> None:
+    """Write text in UTF-8 to the end of a plain file, which is made if it is missing. Raises OSError."""
+    handle = open_plain(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with os.fdopen(handle, "a", encoding="utf-8", newline="") as file:
+        file.write(text)
 
 
 def line_of(end: End) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from ...engine.storage.plain_files import make_folder
 from ..identity import effective_settings
 from .folder_writer import FolderWriter
 from .writer import TOP, Batch, End, package_is_there
@@ -33,7 +34,7 @@ class TensorBoardWriter(FolderWriter):
         self.package: Any = None
         self.files: dict[str, Any] = {}  # key -> tensorboardX's writer
         self.last: dict[str, dict[str, float]] = {}  # key -> the last value of each column in MEASURED
-        super().__init__(folder / "tensorboard", what)
+        super().__init__(folder, what, "tensorboard")
 
     def load(self) -> None:
         self.package = import_module("tensorboardX")
@@ -67,6 +68,7 @@ class TensorBoardWriter(FolderWriter):
         files of earlier processes, which are written once more, but not the trials of a search."""
         if key not in self.files:
             place = self.folder if key == TOP else self.folder / self.name_of(key)
+            make_folder(place)
             again = None if self.has_trials(key) else 1
             self.files[key] = self.package.SummaryWriter(str(place), purge_step=again)
             tags = yaml.safe_dump(self.header(key).tags, sort_keys=False, allow_unicode=True)

@@ -34,7 +34,7 @@ class WandbWriter(FolderWriter):
         self.package: Any = None
         self.mode: str | None = None  # None: that of W&B's own settings
         self.runs: dict[str, Any] = {}  # key -> W&B's run
-        super().__init__(folder / "wandb", what)
+        super().__init__(folder, what, "wandb")
 
     def load(self) -> None:
         for name, value in QUIET.items():
