@@ -136,7 +136,6 @@ def how_to_continue(run_spec: RunSpec) -> str:
 @contextmanager
 def memory_errors(run_spec: RunSpec) -> Iterator[None]:
     """Turns any exception that means that memory ran out into OutOfMemory, with one sentence."""
-    _ = run_spec.layout  # the sentence has the model's size, which needs a model: it is built while there is memory
     try:
         yield
     except Exception as error:

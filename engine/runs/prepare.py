@@ -71,6 +71,7 @@ def _prepare(
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
     check_device(run_spec)
+    _ = run_spec.layout  # messages about memory that ran out have the model's size, and no model can be built then
     return run_spec
 
 
