@@ -28,15 +28,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .local import Rule
+from .local import LocalMethod, Rule
 from .parts.checks import one_of
-from .parts.drift import Drift
+from .parts.drift import Drift, Drifted
 from .parts.rules import Sgd
 
 
-def feddc(rule: Rule = Sgd(0.1), alpha: float = 0.01, control: Literal["mean", "none"] = "mean") -> Drift:
+def feddc(rule: Rule = Sgd(0.1), alpha: float = 0.01, control: Literal["mean", "none"] = "mean") -> LocalMethod:
     """rule: the local optimiser, which steps along the corrected gradient; alpha: weight of the pull towards the
     server's model minus the drift; control: control variates that are means of the directions (mean), or none, which is
     FedDyn."""
     one_of("mean", "none", control=control)
-    return Drift(rule, alpha, control == "mean")
+    return LocalMethod(rule, Drift(alpha, control == "mean"), Drifted())

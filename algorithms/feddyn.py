@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .local import Rule
-from .parts.drift import Drift
+from .local import LocalMethod, Rule
+from .parts.drift import Drift, Drifted
 from .parts.rules import Sgd
 
 
-def feddyn(rule: Rule = Sgd(0.1), alpha: float = 0.01, evaluate: Literal["server", "mean"] = "server") -> Drift:
+def feddyn(rule: Rule = Sgd(0.1), alpha: float = 0.01, evaluate: Literal["server", "mean"] = "server") -> LocalMethod:
     """rule: the local optimiser, which steps along the gradient of the regularised loss; alpha: weight of the proximal
     term; evaluate: the model that is evaluated is the server's, or the mean of the cohort's models."""
-    return Drift(rule, alpha, False, evaluate)
+    return LocalMethod(rule, Drift(alpha), Drifted(evaluate))

@@ -48,7 +48,7 @@ class CorrectedMomentum(OwnMomentum):
         m = trace.lerp(oracle(y), self.alpha)
         return m - c_i + c, m
 
-    def finish(self, c: Tree, c_i: Tree, trace: Tree, steps: Tensor) -> tuple[Tree, Tree]:
+    def finish(self, c: Tree, c_i: Tree, trace: Tree, steps: Tensor, delta: Tree) -> tuple[Tree, Tree]:
         return trace, trace - c_i
 
     def update(self, c: Tree, sent: Tree, delta: Tree, round: Round) -> Tree:

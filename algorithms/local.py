@@ -42,6 +42,12 @@ class Estimator(ABC):
     start: Start = "zeros"
     """"gradient": before the first round every client sends its gradient at x, from which c_i and c start."""
 
+    weighted: bool = True
+    """False: the means of displacements and of what is averaged are uniform, see `Algorithm.weighted`."""
+
+    stale: str = ""
+    """Why there is no asynchronous form, see `Algorithm.stale`; "" if there is one."""
+
     def shared_init(self, x: Tree) -> Any:
         """c before the first round."""
         return ()
@@ -64,8 +70,9 @@ class Estimator(ABC):
         of a round in one call."""
         return None
 
-    def finish(self, c: Any, c_i: Any, trace: Any, steps: Tensor) -> tuple[Any, Any]:
-        """(next c_i, what is sent besides the displacement); `steps`: (), the number of local steps taken."""
+    def finish(self, c: Any, c_i: Any, trace: Any, steps: Tensor, delta: Tree) -> tuple[Any, Any]:
+        """(next c_i, what is sent besides the displacement); `steps`: (), the number of local steps taken; `delta`: the
+        displacement y_K - x of this client, before it is encoded."""
         return c_i, ()
 
     def update(self, c: Any, sent: Any, delta: Tree, round: Round) -> Any:
@@ -200,6 +207,14 @@ class LocalMethod(WarmStarted):
         one_of("reset", "keep", "average", carry=self.carry)
 
     @property
+    def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.estimator.weighted
+
+    @property
+    def stale(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.estimator.stale
+
+    @property
     def averages_states(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.carry == "average"
 
@@ -243,7 +258,7 @@ class LocalMethod(WarmStarted):
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x
-        own, sent = self.estimator.finish(public.shared, client.own, local.trace, local.steps)
+        own, sent = self.estimator.finish(public.shared, client.own, local.trace, local.steps, delta)
         norm2 = delta.norm2()
         averaged = Averaged(local.rule if self.carry == "average" else ())
         kept = ClientState(own, local.rule if self.carry == "keep" else ())

@@ -55,7 +55,7 @@ class OwnMomentum(Estimator):
         m = trace.lerp(oracle(y), self.alpha)
         return m, m
 
-    def finish(self, c: Any, c_i: Tree, trace: Tree, steps: Tensor) -> tuple[Tree, Any]:
+    def finish(self, c: Any, c_i: Tree, trace: Tree, steps: Tensor, delta: Tree) -> tuple[Tree, Any]:
         return trace, ()
 
     def shared_from_gradient(self, gradient: Tree) -> Any:

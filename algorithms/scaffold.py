@@ -78,7 +78,7 @@ class ControlVariates(Estimator):
     def constant_shift(self, c: Tree, c_i: Tree) -> Tree | None:
         return c - c_i if self.control == "mean" else None
 
-    def finish(self, c: Tree, c_i: Tree, trace: Tree, steps: Tensor) -> tuple[Tree, Tree]:
+    def finish(self, c: Tree, c_i: Tree, trace: Tree, steps: Tensor, delta: Tree) -> tuple[Tree, Tree]:
         new = trace / steps if self.control == "mean" else trace
         return new, new - c_i
 
@@ -102,7 +102,7 @@ class ServerControl(ControlVariates):
     def estimate(self, oracle: Oracle, y: Tree, c: Tree, c_i: Tree, trace: Any) -> tuple[Tree, Any]:
         return oracle(y) - c_i + c, AtServer(trace.x, trace.total + oracle(trace.x))
 
-    def finish(self, c: Tree, c_i: Tree, trace: Any, steps: Tensor) -> tuple[Tree, Tree]:
+    def finish(self, c: Tree, c_i: Tree, trace: Any, steps: Tensor, delta: Tree) -> tuple[Tree, Tree]:
         new = trace.total / steps
         return new, new - c_i
 
@@ -134,7 +134,7 @@ class DisplacementControl(ControlVariates):
         along, one = (g.add(u, mu), 1 + mu * w) if self.momentum.nesterov else (u, w)
         return g - c_i + c, MomentumSums(u, trace.total + along, w, trace.weight + one)
 
-    def finish(self, c: Tree, c_i: Tree, trace: Any, steps: Tensor) -> tuple[Tree, Tree]:
+    def finish(self, c: Tree, c_i: Tree, trace: Any, steps: Tensor, delta: Tree) -> tuple[Tree, Tree]:
         if self.literal:
             new = trace.total / steps + (c_i - c) * (1 - trace.weight / steps)
         else:

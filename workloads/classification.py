@@ -208,9 +208,12 @@ class Classification(Workload):
         logits, label = self.logits(p, batch), batch["label"]
         loss = cross_entropy(logits, label)
         columns = {"loss": loss, "accuracy": (logits.argmax(-1) == label).to(loss.dtype)}
-        if self.whole:
+        # What a subclass does not name in `whole` would be averaged, and a mean of labels or scores means nothing.
+        if "score" in self.whole:
             # The difference orders the examples as the probability of class 1 does, and has more digits near 1.
-            columns |= {"score": logits[:, 1] - logits[:, 0], "label": label}
+            columns["score"] = logits[:, 1] - logits[:, 0]
+        if "label" in self.whole:
+            columns["label"] = label
         return columns
 
     @property
@@ -218,7 +221,8 @@ class Classification(Workload):
         return ("score", "label") if self.classes == 2 else ()
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """With two classes, the area under the ROC curve; empty if the test rows are all of one class."""
-        if not columns or len(set(columns["label"].tolist())) < 2:
+        """The area under the ROC curve, where `whole` names "score" and "label", as it does with two classes; empty if
+        the test rows are all of one class."""
+        if not {"score", "label"} <= columns.keys() or len(set(columns["label"].tolist())) < 2:
             return {}
         return {"auc": auc(columns["score"], columns["label"] == 1)}

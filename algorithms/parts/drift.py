@@ -11,6 +11,8 @@ Acar et al., ICLR 2021, arXiv:2111.04263; Gao et al., CVPR 2022, arXiv:2203.1175
 
 c and c_i are FedDC's; FedDyn has none of the two. d is the mean of all d_i and stays on the server. Means are uniform,
 whatever the federation's client weights are: d would not be the mean of all d_i otherwise.
+
+The lines of the clients and of c are those of the estimator `Drift`, and the lines of d and x those of `Drifted`.
 """
 
 from __future__ import annotations
@@ -20,15 +22,10 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
-from ..local import Rule
+from ..contract import Oracle, Round
+from ..local import Estimator, ServerRule
 from ..tree import Tree
 from .checks import one_of
-
-
-class Shared(NamedTuple):
-    x: Tree
-    control: Any  # c where there are control variates, else ()
 
 
 class Own(NamedTuple):
@@ -38,60 +35,65 @@ class Own(NamedTuple):
     control: Any  # c_i where there are control variates, else ()
 
 
-class LocalState(NamedTuple):
-    y: Tree
-    rule: Any  # the rule's state
+class Trace(NamedTuple):
+    x: Tree  # the server's model
     total: Any  # the sum of u where there are control variates, else ()
-    steps: Tensor  # (), local steps taken
 
 
 @dataclass(frozen=True)
-class Drift(Algorithm):
-    """The method. `rule`: the local step, whose state starts anew every round; `controlled`: whether there are control
-    variates; `evaluate`: the model that is evaluated is x, or the mean of the cohort's models, x - d."""
+class Drift(Estimator):
+    """The direction is u, or u + c - c_i if `controlled`. Shared: c. Own: d_i and c_i. Sent: the change of c_i."""
 
-    rule: Rule
     alpha: float
     controlled: bool = False
-    evaluate: Literal["server", "mean"] = "server"
     weighted = False
     stale = "the displacements that are added up must be from one version of the model"
 
     def __post_init__(self) -> None:
         if not self.alpha > 0:
             raise ValueError(f"alpha must be more than 0, got {self.alpha}; choose fedavg")
+
+    def _control(self, x: Tree) -> Any:
+        return x.zeros() if self.controlled else ()
+
+    def shared_init(self, x: Tree) -> Any:
+        return self._control(x)
+
+    def own_init(self, x: Tree) -> Own:
+        return Own(x.zeros(), self._control(x))
+
+    def begin(self, x: Tree, c: Any, c_i: Own) -> Trace:
+        return Trace(x, self._control(x))
+
+    def estimate(self, oracle: Oracle, y: Tree, c: Any, c_i: Own, trace: Trace) -> tuple[Tree, Trace]:
+        u = oracle(y).add(y - trace.x + c_i.drift, self.alpha)
+        return (u + c - c_i.control, Trace(trace.x, trace.total + u)) if self.controlled else (u, trace)
+
+    def finish(self, c: Any, c_i: Own, trace: Trace, steps: Tensor, delta: Tree) -> tuple[Own, Any]:
+        control = trace.total / steps if self.controlled else ()
+        change = control - c_i.control if self.controlled else ()
+        return Own(c_i.drift + delta, control), change
+
+    def update(self, c: Any, sent: Any, delta: Tree, round: Round) -> Any:
+        return c.add(sent, round.share) if self.controlled else ()
+
+
+@dataclass(frozen=True)
+class Drifted(ServerRule):
+    """The mean of the cohort's models, moved on by d, the mean drift of all clients, which is the state. `evaluate`:
+    the model that is evaluated is x, or the mean of the cohort's models, x - d."""
+
+    evaluate: Literal["server", "mean"] = "server"
+
+    def __post_init__(self) -> None:
         one_of("server", "mean", evaluate=self.evaluate)
 
-    def origin(self, public: Public) -> Tree:
-        return public.x
+    def init(self, x: Tree) -> Tree:
+        return x.zeros()
 
-    def server_init(self, x: Tree) -> Server:
-        return Server(Shared(x, x.zeros() if self.controlled else ()), x.zeros())
+    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Tree, round: Round) -> tuple[Tree, Tree]:
+        d = state.add(delta, round.share)
+        return x + delta + d, d
 
-    def client_init(self, public: Public) -> Client:
-        return Own(public.x.zeros(), public.x.zeros() if self.controlled else ())
-
-    def client_begin(self, public: Public, client: Client) -> Local:
-        x = public.x
-        return LocalState(x, self.rule.init(x), x.zeros() if self.controlled else (), x.flat.new_zeros(()))
-
-    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
-        u = oracle(local.y).add(local.y - public.x + client.drift, self.alpha)
-        v = u + public.control - client.control if self.controlled else u
-        y, rule = self.rule.step(local.y, v, local.rule)
-        return LocalState(y, rule, local.total + u if self.controlled else (), local.steps + 1)
-
-    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
-        delta = local.y - public.x
-        control = local.total / local.steps if self.controlled else ()
-        change = control - client.control if self.controlled else ()
-        return Message(delta, change, {"norm2": delta.norm2()}), Own(client.drift + delta, control)
-
-    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        x, c = server.public
-        d = server.private.add(mean.delta, round.share)
-        control = c.add(mean.sent, round.share) if self.controlled else ()
-        return Server(Shared(x + mean.delta + d, control), d)
-
-    def model(self, server: Server) -> Tree:
-        return server.public.x - server.private if self.evaluate == "mean" else server.public.x
+    def model(self, x: Tree, state: Tree) -> Tree:
+        return x - state if self.evaluate == "mean" else x

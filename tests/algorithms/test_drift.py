@@ -55,7 +55,7 @@ def test_golden_values_of_feddyn():
     result = run(feddyn(Sgd(0.1), 0.5), PROBLEM, *case.timetable)
     same_x(result, path, case)
     for i, kept in rows(case):
-        equal(result.clients[-1][i].drift, kept["d"])
+        equal(result.clients[-1][i].own.drift, kept["d"])
         equal({name: -value / 0.5 for name, value in path.own[-1][i].items()}, kept["d"])
     means = run(feddyn(Sgd(0.1), 0.5, "mean"), PROBLEM, *case.timetable).models()
     for shared, model, expected in zip(path.shared, means, case.expected["mean"], strict=True):
@@ -68,7 +68,7 @@ def test_golden_values_of_feddyn():
 def test_feddyn(problem, fast, plain):
     """The paper's gradients L_i and h are -alpha times the displacements that the clients and the server add up."""
     result, path = run(feddyn(fast, 0.4), problem, COHORTS, STEPS), slow(reference.feddyn, problem, plain, 0.4)
-    agree(result, path, {}, lambda client: client.drift * -0.4)
+    agree(result, path, {}, lambda client: client.own.drift * -0.4)
     for server, shared in zip(result.servers, path.shared, strict=True):
         torch.testing.assert_close(server.private.flat * -0.4, tree(shared["h"]).flat, rtol=1e-9, atol=1e-9)
 
@@ -77,7 +77,7 @@ def test_feddyn(problem, fast, plain):
 def test_d_is_the_mean_of_all_d_i(method):
     result = run(method, Quadratic(), *partial(rounds=12))
     for server, clients in zip(result.servers, result.clients, strict=True):
-        own = torch.stack([client.drift.flat for client in clients]).mean(0)
+        own = torch.stack([client.own.drift.flat for client in clients]).mean(0)
         torch.testing.assert_close(server.private.flat, own, rtol=ROUNDING, atol=ROUNDING)
 
 
@@ -94,10 +94,13 @@ def test_golden_values_of_feddc():
     result = run(feddc(Sgd(0.1), 0.5), PROBLEM, *case.timetable)
     same_x(result, path, case)
     for i, kept in rows(case):
-        for own in (result.clients[-1][i]._asdict(), {"drift": path.own[-1][i]["h"], "control": path.own[-1][i]["c"]}):
+        for own in (
+            result.clients[-1][i].own._asdict(),
+            {"drift": path.own[-1][i]["h"], "control": path.own[-1][i]["c"]},
+        ):
             equal(own["drift"], kept["h"])
             equal(own["control"], kept["c"])
-    equal(result.servers[-1].public.control, case.expected["c"])
+    equal(result.servers[-1].public.shared, case.expected["c"])
     equal(path.shared[-1]["c"], case.expected["c"])
 
 
@@ -106,13 +109,13 @@ def test_golden_values_of_feddc():
 def test_feddc(problem, control):
     result = run(feddc(Sgd(0.1), 0.4, control), problem, COHORTS, STEPS)
     path = slow(reference.feddc, problem, 0.1, 0.4, control)
-    agree(result, path._replace(own=[[o["h"] for o in own] for own in path.own]), {}, lambda client: client.drift)
+    agree(result, path._replace(own=[[o["h"] for o in own] for own in path.own]), {}, lambda client: client.own.drift)
     if control == "mean":
         agree(
             result,
             path._replace(own=[[o["c"] for o in own] for own in path.own]),
-            {"c": lambda public: public.control},
-            lambda client: client.control,
+            {"c": lambda public: public.shared},
+            lambda client: client.own.control,
         )
 
 

@@ -179,3 +179,25 @@ def test_noise_hides_no_metric():
         {"input": torch.ones(2, 1), "label": torch.tensor([0, 1])},
     )
     assert set(report) == {"loss", "accuracy", "score", "label"}
+
+
+@dataclass(frozen=True)
+class WorstMargin(Parquet):
+    """Two classes, with a metric of its own in the place of AUC."""
+
+    whole = ("margin",)
+
+    def report(self, p, batch):
+        logits = self.logits(p, batch)
+        return {**super().report(p, batch), "margin": (logits[:, 1] - logits[:, 0]).abs()}
+
+    def summary(self, means, columns):
+        return {**super().summary(means, columns), "worst_margin": float(columns["margin"].min())}
+
+
+def test_the_inherited_report_adds_no_means_of_labels_or_scores(two_classes: Path):
+    workload = WorstMargin(shape=(3,), classes=2, model=Mlp((4,)), data_root=str(two_classes))
+    rows = run(experiment_on(two_classes).model_copy(update={"workload": workload})).rows
+    found = {name for name in measured(rows)[-1] if "clients" not in name}
+    assert found == {"eval/loss", "eval/accuracy", "eval/worst_margin"}
+    assert not {"eval/clients/score", "eval/clients/label"} & measured(rows)[-1].keys()

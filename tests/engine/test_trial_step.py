@@ -179,7 +179,7 @@ class KeepsMore(Broken):
     def estimate(self, oracle, y, c, c_i, trace):
         return oracle(y), trace
 
-    def finish(self, c, c_i, trace, steps):
+    def finish(self, c, c_i, trace, steps, delta):
         return c_i.expand(2), ()  # keeps more
 
 
