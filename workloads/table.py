@@ -90,15 +90,20 @@ PARTITIONS = {
     ),
     "dirichlet_prior": Entry(
         _HERE + "partitions.skew:DirichletPrior",
-        "label skew: each client draws Dirichlet(beta) proportions; equal sizes",
+        "label skew: each client draws Dirichlet(beta) proportions; equal sizes, or those of sizes",
     ),
     "labels": Entry(
         _HERE + "partitions.skew:Labels",
         "label skew: per_client labels for each client, least used first or as in NIID-Bench",
     ),
-    "quantity": Entry(_HERE + "partitions.skew:Quantity", "size skew: shares of all rows drawn from Dirichlet(beta)"),
+    "quantity": Entry(_HERE + "partitions.sizes:Quantity", "size skew: shares of all rows drawn from Dirichlet(beta)"),
+    "lognormal": Entry(_HERE + "partitions.sizes:LogNormal", "size skew: sizes in proportion to exp(sigma z)"),
+    "power_law": Entry(_HERE + "partitions.sizes:PowerLaw", "size skew: the r-th largest client has r^-exponent"),
     "natural": Entry(
         _HERE + "partitions.natural:Natural", "the natural clients of the data set: writers, roles, users"
+    ),
+    "domains": Entry(
+        _HERE + "partitions.natural:Domains", "feature skew: each client has rows of one domain, a value of a column"
     ),
     "positive_ratio": Entry(
         _HERE + "partitions.skew:PositiveRatio", "rare positives: their share among all rows, or for each client"

@@ -22,7 +22,8 @@ from fedfleet.engine.state.row_files import DIGEST, RowFiles, paths
 from fedfleet.engine.state.row_table import RowTable
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.partitions.natural import Natural
-from fedfleet.workloads.partitions.skew import Labels, Quantity
+from fedfleet.workloads.partitions.sizes import Quantity
+from fedfleet.workloads.partitions.skew import Labels
 from fedfleet.workloads.partitions.standard import Dirichlet, Iid, Shards
 from fedfleet.workloads.problems.quadratic import Quadratic
 from fedfleet.workloads.workload import Split

@@ -1,17 +1,18 @@
-"""The partition by the natural clients of a data set: the writers, roles or users in its column "client"."""
+"""Partitions by a column of the data set: its natural clients (writers, roles, users), or its domains (hospitals,
+cameras, cities)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from .. import counted
 from ..client_index import ClientIndex
 from ..workload import Partition
-from .standard import gathered, in_random_order
+from .standard import enough, gathered, in_random_order
 
 
 def client_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:
@@ -28,12 +29,18 @@ class Natural(Partition):
     `minimum`: natural clients with fewer rows are left out. `rest`: what happens to the natural clients that are not
     drawn. "drop" leaves their rows out, as Takakura et al. 2025 do (100 of 3,550 writers); "merge" gives each of them
     as a whole to a client of the run, so that every row is used.
+
+    `by`: the training column with the natural clients. A data set of your own files names the column of the file as
+    `client`, and it is "client" here; "label" makes a client of each class.
     """
 
     minimum: int = 1
     rest: Literal["drop", "merge"] = "drop"
+    by: str = "client"
 
-    column: ClassVar[str] = "client"
+    @property
+    def column(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.by
 
     def __post_init__(self) -> None:
         if self.minimum < 1:
@@ -61,3 +68,37 @@ class Natural(Partition):
         rows = order[np.repeat(begins[drawn], sizes) + within]
         owner = np.repeat(np.arange(len(drawn)) % clients, sizes)
         return in_random_order(gathered(rows, owner, clients), random)
+
+
+@dataclass(frozen=True)
+class Domains(Partition):
+    """Each client has rows of one domain, which is a value of a column: client i has those of the domain i modulo the
+    number of domains, in the order of their names. The rows of a domain are divided equally among its clients, at
+    random. Li et al. 2021 (FedBN) have one client or several for each of five sets of digits.
+
+    `by`: the training column with the domains, as for `natural`.
+    """
+
+    by: str = "client"
+
+    @property
+    def column(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.by
+
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
+        """labels: (n,) the domain of each row."""
+        random = counted.numpy_generator(seed, "partition", "domains")
+        domains, places = np.unique(labels, return_inverse=True)
+        if clients < len(domains):
+            raise ValueError(
+                f"clients >= number of domains must hold, got clients={clients} and {len(domains)} values of "
+                f"{self.by!r}; raise federation.clients, or choose natural with rest=merge"
+            )
+        order, owner = [], []
+        for domain in range(len(domains)):
+            rows = random.permutation(np.flatnonzero(places == domain))
+            holders = np.arange(domain, clients, len(domains))
+            enough(len(rows), len(holders))
+            order.append(rows)
+            owner.append(np.repeat(holders, ClientIndex.equal(rows, len(holders)).sizes))
+        return gathered(np.concatenate(order), np.concatenate(owner), clients)

@@ -1,4 +1,4 @@
-"""More partitions into heterogeneous clients: by class priors, by labels, by sizes, and by shares of positives."""
+"""More partitions into heterogeneous clients: by class priors, by labels, and by shares of positives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from .. import counted
 from ..client_index import ClientIndex
 from ..workload import Partition
-from .standard import enough, gathered, in_random_order, repaired
+from .sizes import BySize
+from .standard import enough, gathered, in_random_order
 
 DRAWS = 100_000
 """The number of rows for which `DirichletPrior` draws at a time, so that the draws need little memory."""
@@ -18,7 +19,10 @@ DRAWS = 100_000
 
 @dataclass(frozen=True)
 class DirichletPrior(Partition):
-    """Each client draws its proportions of the classes from Dirichlet(beta). Sizes of clients differ by at most one.
+    """Each client draws its proportions of the classes from Dirichlet(beta).
+
+    `sizes`: the partition whose sizes the clients have (quantity, lognormal, power_law); None: sizes differ by at most
+    one.
 
     Jhunjhunwala et al. 2023 (FedExP). Their code repeatedly draws a random client that is not full and a class from its
     proportions, and draws the class again if it has no rows left. Here a class without rows is removed from the
@@ -27,10 +31,15 @@ class DirichletPrior(Partition):
     """
 
     beta: float = 0.3
+    sizes: Partition | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.beta < np.inf:
             raise ValueError(f"0 < beta < infinity must hold, got beta={self.beta}; for equal shares choose iid")
+        if not isinstance(self.sizes, BySize | None):
+            raise ValueError(
+                f"sizes must be a partition by size alone, got {self.sizes}; choose quantity, lognormal or power_law"
+            )
 
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients)
@@ -39,6 +48,8 @@ class DirichletPrior(Partition):
         pools = [random.permutation(np.flatnonzero(places == c)).tolist() for c in range(len(classes))]
         shares = random.dirichlet(np.full(len(classes), self.beta), clients)
         empty = ClientIndex.equal(np.zeros(len(labels), dtype=np.int64), clients)
+        if self.sizes is not None:
+            empty = empty._replace(offsets=self.sizes.deal(labels, clients, seed).offsets)
         _fill(empty, pools, shares, random)
         return in_random_order(empty, random)
 
@@ -131,33 +142,6 @@ class Labels(Partition):
             has[client, random.choice(others, self.per_client - 1, replace=False)] = True
             has[client, client % classes] = True
         return has
-
-
-@dataclass(frozen=True)
-class Quantity(Partition):
-    """Clients have the same distribution of labels but different sizes: their shares of all rows are drawn from
-    Dirichlet(beta). Li et al. 2022 (NIID-Bench).
-
-    `minimum`: the least number of rows of a client. NIID-Bench draws again until each client has 10 rows; here the
-    missing rows come from the largest clients, as in `Dirichlet`.
-    """
-
-    beta: float = 0.5
-    minimum: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beta < np.inf:
-            raise ValueError(f"0 < beta < infinity must hold, got beta={self.beta}; for equal sizes choose iid")
-        if self.minimum < 1:
-            raise ValueError(f"minimum >= 1 must hold, got minimum={self.minimum}")
-
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
-        enough(len(labels), clients, self.minimum)
-        random = counted.numpy_generator(seed, "partition", "quantity")
-        rows = random.permutation(len(labels))
-        share = random.dirichlet(np.full(clients, self.beta))
-        cuts = np.round(np.cumsum(share)[:-1] * len(rows)).astype(np.int64)
-        return repaired(ClientIndex(np.concatenate([[0], cuts, [len(rows)]]), rows), self.minimum)
 
 
 @dataclass(frozen=True)
