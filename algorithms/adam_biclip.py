@@ -2,6 +2,8 @@
 
 Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tailed noise", TailOPT), arXiv:2502.04164.
 
+Choose it when BiClip is wanted on the clients and momentum and adaptive steps on the server.
+
     y <- (1 - lr decay) (y - lr BiClip(g(y); d, u))          K times;  delta <- mean(y_K - x)
     m <- beta1 m + (1 - beta1) delta
     v <- beta2 v + (1 - beta2) delta^2

@@ -3,6 +3,9 @@
 As FedSGD, McMahan et al., AISTATS 2017, arXiv:1602.05629; with one batch per round, synchronous training on many GPUs,
 which is what methods of little communication are compared with.
 
+Choose it as the baseline of methods with little communication: one gradient per client and round, and the optimiser on
+the server.
+
     g_i = gradient of client i at x, over the batches of its K local steps
     x <- step(x, mean of g_i)                                    AdamW on the gradient clipped at norm 1
 

@@ -2,6 +2,9 @@
 
 Douillard et al. 2023, arXiv:2311.08105, Algorithm 1.
 
+Choose it when a few strong clients train one large model with hundreds of local steps per round and all take part, as
+data centres do.
+
     y <- AdamW(y, g(y) clipped at norm 1)                    H times
     D <- x - mean y
     b <- mu b + D;  x <- x - outer_lr (D + mu b)             SGD with Nesterov, sum form

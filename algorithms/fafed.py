@@ -2,6 +2,9 @@
 
 Wu, Huang, Hu, Huang, AAAI 2023, arXiv:2212.00974.
 
+Choose it when coordinates need step sizes of their own, as in Adam, and all clients take part: one preconditioner for
+all keeps their steps alike. Two gradients per step, and three trees in each direction.
+
     start  m <- mean gradient at x0, v <- mean of the clients' squared gradients, p_i <- x0, x <- x0 - lr m
     y <- x, m_i <- m, v_i <- v, A = sqrt(v) + rho for the round;  K times:
            m_i <- g(y) + (1 - alpha) (m_i - g(p_i)), v_i <- beta v_i + (1 - beta) g(y)^2

@@ -3,6 +3,9 @@
 Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, Algorithm 1.
 What it shares with the paper's other methods is in `parts/controlled_momentum.py`.
 
+Choose it when gradients have heavy tails and clients differ: normalised steps have a length that no gradient changes.
+Step sizes are lengths, and are tuned as lengths.
+
     x_i <- x_i - lr_x u / |u|,  y_i <- y_i + lr_y v / |v|
 
 |u| is the norm of the whole primal as one vector, |v| that of the dual. A dual of a single number therefore moves by

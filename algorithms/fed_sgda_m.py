@@ -3,6 +3,9 @@
 Wu, Sun, Hu, Zhang, Huang, NeurIPS 2023 ("Solving a class of non-convex minimax optimization in federated learning"),
 arXiv:2310.03613.
 
+Choose it when batches are noisy and two gradients per step can be afforded: LocalSGDAM with the estimate of STORM. A
+reconstruction, see the notes.
+
     K times: x_i+ <- x_i - lr u_i,  y_i+ <- y_i + lr v_i
              u_i  <- g_x(x_i+, y_i+) + (1 - a) (u_i - g_x(x_i, y_i))      both on the same batch; v_i likewise
     x, y, u, v <- their means

@@ -2,6 +2,9 @@
 
 Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2.
 
+Choose it when gradients differ much in size between coordinates, as with the rare words of texts. Its steps only get
+shorter; clients and traffic are those of FedAvg.
+
     delta <- mean(y_K - x)
     v <- v + delta^2
     x <- x + server_lr delta / (sqrt(v) + tau)

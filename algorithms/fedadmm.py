@@ -2,6 +2,9 @@
 
 Gong, Li, Freris, ICDE 2022, arXiv:2204.03529; over = "all": Wang, Marella, Anderson 2022, arXiv:2203.15104.
 
+Choose it when clients can keep a model and a dual variable and do unequal amounts of local work, with the traffic of
+FedAvg. rho is the number to tune.
+
     w   <- w_i;  K times: w <- w - step(g(w) + p_i + rho (w - x))
     p_i <- p_i + rho (w - x)
     u   = change of w_i + p_i / rho = (w - w_i) + (w - x);  w_i <- w

@@ -2,6 +2,9 @@
 
 McMahan et al., AISTATS 2017, arXiv:1602.05629; as parallel restarted SGD, Yu, Yang, Zhu, AAAI 2019, arXiv:1807.06629.
 
+Choose it as the baseline of every comparison. It is enough where clients are alike or take few local steps; where they
+differ, many local steps move its fixed point away from the minimum.
+
     y <- x;  K times: y <- LocalOpt(y, g(y))
     x <- x + server_lr * mean of (y_K - x)
 

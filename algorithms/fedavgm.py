@@ -2,6 +2,9 @@
 
 Hsu, Qi, Brown 2019, arXiv:1909.06335.
 
+Choose it as a first step beyond FedAvg: nothing changes on the clients, and no traffic is added. With the momentum 0.9
+steps add up to ten times server_lr, so tune both together.
+
     delta <- mean(y_K - x)
     v <- beta v + delta                  no dampening, as in the paper, FedExP's code and Flower
     x <- x + server_lr v                 Nesterov: x + server_lr (delta + beta v), with the new v

@@ -3,6 +3,8 @@
 Li, Xu, Wang, Tang, Qi, Xu, Luo, Li, He, Li, ICML 2024 ("FedBAT: Communication-Efficient Federated Learning via
 Learnable Binarization"), and the authors' code.
 
+Choose it when one bit per weight is the budget of the way up. The way down is whole unless `both_ways` is set.
+
 Per compressed weight, with u = y - x the update and b = +1 or -1, drawn anew at every step:
 
     the first share phi of the local steps   G = gradient at x + u;  y <- step(y, G)

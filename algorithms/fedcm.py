@@ -2,6 +2,9 @@
 
 Xu, Wang, Wang, Yao 2021, arXiv:2106.10874.
 
+Choose it where FedAvg-M would do and cohorts are a small part of all clients, for which it was made: the server takes
+the mean model.
+
     y <- y - lr u,  u = beta g(y) + (1 - beta) G          K times; G does not change during the round
     x <- x + server_lr * mean of (y_K - x)
     G <- mean over the cohort and the steps of u,  (x - y_K) / (lr K) per client

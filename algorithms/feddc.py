@@ -2,6 +2,9 @@
 
 Gao, Fu, Li, Chen, Xu, Xu, CVPR 2022, arXiv:2203.11751.
 
+Choose it when FedDyn's correction is to be joined by control variates in the local steps, and twice its state and
+traffic can be afforded.
+
     u   = g(y) + alpha (y - x + h_i);  y <- y - step(u + c - c_i)          K times
     h_i <- h_i + y_K - x
     c_i <- mean of the K directions u

@@ -2,6 +2,9 @@
 
 Takakura, Liew, Hasegawa 2025, arXiv:2505.11126, Algorithm 1.
 
+Choose it when FedAdagrad is wanted without a server's step size to tune: its length follows from the clients, as in
+FedExP.
+
     A <- mean |y_K - x|^2,  delta <- mean(y_K - x)
     s <- s + delta^2,  G <- sqrt(s) + epsilon
     x <- x + (A / 2) / (sum delta^2 / G + epsilon_g) delta / G

@@ -2,6 +2,9 @@
 
 Takakura, Liew, Hasegawa 2025, arXiv:2505.11126, Algorithm 1.
 
+Choose it when FedAdam is wanted without a server's step size to tune: its length follows from the clients, as in
+FedExP-M.
+
     A <- mean |y_K - x|^2,  delta <- mean(y_K - x)
     s <- beta2 s + (1 - beta2) delta^2,  G <- sqrt(s) + epsilon
     v <- beta1 v + (1 - beta1) delta

@@ -2,6 +2,9 @@
 
 Jhunjhunwala, Wang, Joshi, ICLR 2023, arXiv:2301.09604, Algorithm 1.
 
+Choose it when the server's step size is not to be tuned: it follows from how far the clients disagree, and is 1 at
+least. It costs one number per client.
+
     A <- mean |y_K - x|^2,  delta <- mean(y_K - x)
     x <- x + max(1, A / (2 (|delta|^2 + epsilon))) delta
 

@@ -3,6 +3,8 @@
 Jhunjhunwala, Wang, Joshi, ICLR 2023, arXiv:2301.09604, in the form that the authors' code and Takakura et al. 2025
 agree on.
 
+Choose it when FedExP is wanted with a momentum on the server.
+
     A <- mean |y_K - x|^2,  delta <- mean(y_K - x)
     v <- beta v + delta,  R <- A + (beta / 2) R
     x <- x + R / (2 (|v|^2 + epsilon)) v

@@ -3,6 +3,9 @@
 Li, Luo, Wang, Tang, Xu, Luo, Li, He, Li, ICML 2025 ("The Panaceas for Improving Low-Rank Decomposition in
 Communication-Efficient Federated Learning"). The authors' code settles what the text leaves open.
 
+Choose it when an exact mean and four times FedMUD+BKD's blocks are wanted for the same bytes, and updates may lie in a
+random subspace until the factors are drawn anew.
+
     W~ = W + P(U~, V), W frozen;  P(U, V) = blocks of Kronecker products U_b (x) V_b
     U~ fixed at random, V = 0 at first
     K local steps on V and all that is not compressed;  V <- mean V_i

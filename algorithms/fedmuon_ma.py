@@ -2,6 +2,9 @@
 
 Zhang, Gao 2025 ("On Provable Benefits of Muon in Federated Learning"), arXiv:2510.03866, Algorithm 1.
 
+Choose it when the weights are matrices and clients can keep no state: the momenta travel with the models.
+`parameter_free` sets the step sizes.
+
     line 1   m_i <- gradient of F_i at x0 on the first batch
     line 4   y   <- y - step(m_i)                          step: lr U V^T per matrix
     line 5   m_i <- (1 - beta) m_i + beta g(y)             at the new y, on the next batch

@@ -2,6 +2,9 @@
 
 Li et al., MLSys 2020, arXiv:1812.06127, Algorithm 2.
 
+Choose it when many local steps lead clients far away from the server's model and clients can keep no state. The pull
+bounds the drift; it does not remove it.
+
     y <- y - step(g(y) + mu (y - x))      the gradient of f_i(y) + mu |y - x|^2 / 2, K times
     x <- x + server_lr * mean of (y_K - x)
 

@@ -2,6 +2,9 @@
 
 Qu et al., ICML 2022, arXiv:2206.02618; Caldarola, Caputo, Ciccone, ECCV 2022, arXiv:2203.11834.
 
+Choose it when a model fits the clients' data and generalises badly, and two gradients per step can be afforded. `kind:
+asam` is FedASAM.
+
     y <- x;  K times: e = rho g(y) / |g(y)|,  y <- LocalOpt(y, g(y + e))      both gradients on the same batch
     x <- x + server_lr * mean of (y_K - x)
 

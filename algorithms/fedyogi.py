@@ -2,6 +2,9 @@
 
 Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2.
 
+Choose it when FedAdam is unstable: the second moment shrinks slowly, so that step sizes cannot grow suddenly after
+large displacements.
+
     delta <- mean(y_K - x)
     m <- beta1 m + (1 - beta1) delta
     v <- v - (1 - beta2) delta^2 sign(v - delta^2)

@@ -3,6 +3,9 @@
 Shen, Huang, Zhang, Shen, AISTATS 2024 ("Stochastic smoothed gradient descent ascent for federated minimax
 optimization"), arXiv:2311.00944.
 
+Choose it when primal and dual chase each other: the server pulls the primal to a centre that follows it, with the
+clients and traffic of LocalSGDA.
+
     clients as in LocalSGDA
     x <- x + server_lr_x mean(x_i - x) - lr_x server_lr_x K rho (x - z)
     y <- y + server_lr_y mean(y_i - y)

@@ -2,6 +2,9 @@
 
 Qu, Li, Duan, Liu, Tang, Lu, ICML 2022, arXiv:2206.02618.
 
+Choose it when FedSAM is wanted and clients differ: the momentum that all share holds their steps together, for one more
+tree down.
+
     e = rho g(y) / |g(y)|,  u = beta g(y + e) + (1 - beta) G,  y <- y - lr u          K times
     x <- x + server_lr * mean of (y_K - x)
     G <- mean over the cohort and the steps of u,  (x - y_K) / (lr K) per client

@@ -2,6 +2,9 @@
 
 Therien, Huang, Rish, Belilovsky 2025, arXiv:2505.23725.
 
+Choose it when DiLoCo is wanted with Muon on the hidden matrices, for which a client keeps one momentum instead of
+AdamW's two.
+
     y <- Muon(y, g(y)) on hidden matrices, AdamW on the rest          H times
     D <- x - mean y
     b <- mu b + D;  x <- x - outer_lr (D + mu b)                      SGD with Nesterov, sum form

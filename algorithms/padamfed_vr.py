@@ -2,6 +2,9 @@
 
 Yan, Zhang, Wang, Cao, ICLR 2025 ("Problem-parameter-free federated learning").
 
+Choose it when step sizes cannot be tuned and the noise of the batches limits PAdaMFed; two gradients per step, and
+three trees in each direction.
+
     y   <- y - lr u / |u|,  u = g(y) - beta (c_i - c) + (1 - beta) (G - g(x_prev))          K times; one batch for both
     c_i <- mean of the K gradients g(y)
     x   <- x - gamma mean of (x - y_K) / (lr K);  x_prev <- the x before

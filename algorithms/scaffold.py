@@ -2,6 +2,9 @@
 
 Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1, option II, or I as control = "server".
 
+Choose it when clients differ and come back often enough for their control variates to be fresh. It costs twice the
+traffic of FedAvg and a tree of state on each client.
+
     line 10   y   <- y - step(g(y) - c_i + c)          K times
     line 12   c_i <- mean of the K gradients g(y)
     line 17   x   <- x + server_lr * mean(y_K - x)

@@ -2,6 +2,9 @@
 
 Sarfi et al. 2025, arXiv:2508.15706, and the authors' code.
 
+Choose it when DiLoCo's links are slow: a small part of the changes is sent, in two bits each, and the rest is
+remembered.
+
     y <- AdamW(y, g(y) clipped at norm 1)                                  H times
     z <- decay e + x - y;  C = the largest of every chunk of z, in `bits` bits;  e <- z - decode(C)
     x <- x - outer_lr * mean of decode(C)

@@ -2,6 +2,9 @@
 
 Khanduri et al., NeurIPS 2021, arXiv:2106.10435; STORM: Cutkosky, Orabona, NeurIPS 2019, arXiv:1905.10018.
 
+Choose it when batches are small and noisy and all clients take part in every round, as in its theory. Two gradients per
+step.
+
     start  d <- mean gradient at x0, p_i <- x0, x <- x0 - lr d
     d_i <- d, y <- x;  K times:
            d_i <- g(y) + (1 - a) (d_i - g(p_i))      both on the same batch

@@ -15,7 +15,8 @@ from ..workloads.entry import Entry
 class Recipe(NamedTuple):
     """A method. `build`: where its recipe is; `paper`: authors and year. The costs are counted in trees of the model's
     size: `state` that a client keeps between rounds, `down` and `up` per client and round, `gradients` per local step.
-    Among the costs "ratio" is the method's argument, a share of a tree, and "places" are packed indices of entries."""
+    Among the costs "ratio" is the method's argument, a share of a tree, and "places" are packed indices of entries.
+    `family`: the title under which it is listed."""
 
     build: str
     summary: str
@@ -24,141 +25,187 @@ class Recipe(NamedTuple):
     down: str
     up: str
     gradients: str
+    family: str
 
 
 _HERE = "fedfleet.algorithms."
 
 
-def _methods(*rows: tuple[str, str, str, str]) -> dict[str, Recipe]:
+def _family(family: str, *rows: tuple[str, str, str, str]) -> dict[str, Recipe]:
     """name -> recipe; a method's module and its recipe are called like the method."""
     return {
-        name: Recipe(f"{_HERE}{name}:{name}", summary, paper, *costs.split(" | "))
+        name: Recipe(f"{_HERE}{name}:{name}", summary, paper, *costs.split(" | "), family=family)
         for name, summary, paper, costs in rows
     }
 
 
-METHODS = _methods(
-    # name, summary, paper, "state | down | up | gradients"
-    ("fedavg", "local steps of any rule, then the mean", "McMahan et al. 2017", "0 | 1 | 1 | 1"),
-    ("scaffold", "control variates cancel client drift", "Karimireddy et al. 2020", "1 | 2 | 2 | 1"),
-    ("local_sgdm", "local momentum SGD; models and momenta are averaged", "Yu et al. 2019", "0 | 2 | 2 | 1"),
-    ("fedprox", "local steps that are pulled back to the server's model", "Li et al. 2020", "0 | 1 | 1 | 1"),
-    ("fednova", "unequal numbers of local steps weigh alike", "Wang et al. 2020", "0 | 1 | 1 | 1"),
-    ("fedavg_m", "local steps along a momentum that all clients share", "Cheng et al. 2024", "0 | 2 | 1 + scalar | 1"),
-    ("fedavg_vr", "FedAvg-M with variance reduction", "Cheng et al. 2024", "0 | 3 | 1 + scalar | 2"),
-    ("scaffold_m", "SCAFFOLD with a shared momentum", "Cheng et al. 2024", "1 | 2 | 2 + scalar | 1"),
-    ("scaffold_vr", "SCAFFOLD-M with variance reduction", "Cheng et al. 2024", "1 | 3 | 2 + scalar | 2"),
-    ("padamfed", "SCAFFOLD-M with step sizes from S, K and R alone", "Yan et al. 2025", "1 | 2 | 2 + scalar | 1"),
-    ("padamfed_vr", "PAdaMFed with variance reduction", "Yan et al. 2025", "1 | 3 | 3 + scalar | 2"),
-    (
-        "stem",
-        "STORM estimators on the clients, which are averaged",
-        "Khanduri et al. 2021",
-        "1 + scalar | 2 + scalar | 2 | 2",
+METHODS = {
+    **_family(
+        "Averaging",
+        # name, summary, paper, "state | down | up | gradients"
+        ("fedavg", "local steps of any rule, then the mean", "McMahan et al. 2017", "0 | 1 | 1 | 1"),
+        ("local_sgdm", "local momentum SGD; models and momenta are averaged", "Yu et al. 2019", "0 | 2 | 2 | 1"),
+        ("fedprox", "local steps that are pulled back to the server's model", "Li et al. 2020", "0 | 1 | 1 | 1"),
+        ("fednova", "unequal numbers of local steps weigh alike", "Wang et al. 2020", "0 | 1 | 1 | 1"),
     ),
-    (
-        "fafed",
-        "STEM with an Adam preconditioner that all clients share",
-        "Wu et al. 2023",
-        "1 + scalar | 3 + scalar | 3 | 2",
+    **_family(
+        "Drift of unlike clients",
+        ("scaffold", "control variates cancel client drift", "Karimireddy et al. 2020", "1 | 2 | 2 | 1"),
+        ("feddyn", "a proximal term that moves with the client", "Acar et al. 2021", "1 | 1 | 1 | 1"),
+        ("feddc", "FedDyn with control variates", "Gao et al. 2022", "2 | 2 | 2 | 1"),
+        ("fedadmm", "models and dual variables stay on the clients", "Gong et al. 2022", "2 | 1 | 1 | 1"),
+        ("mifa", "the server uses the last update of every client", "Gu et al. 2021", "1 | 1 | 1 | 1"),
     ),
-    ("feddyn", "a proximal term that moves with the client", "Acar et al. 2021", "1 | 1 | 1 | 1"),
-    ("feddc", "FedDyn with control variates", "Gao et al. 2022", "2 | 2 | 2 | 1"),
-    ("fedadmm", "models and dual variables stay on the clients", "Gong et al. 2022", "2 | 1 | 1 | 1"),
-    ("mifa", "the server uses the last update of every client", "Gu et al. 2021", "1 | 1 | 1 | 1"),
-    ("fedcm", "local steps along the cohort's last mean gradient", "Xu et al. 2021", "0 | 2 | 1 + scalar | 1"),
-    ("fedsam", "local steps towards flat minima; FedASAM", "Qu et al. 2022", "0 | 1 | 1 | 2"),
-    ("mofedsam", "FedSAM along a momentum that all clients share", "Qu et al. 2022", "0 | 2 | 1 + scalar | 2"),
-    ("local_muon", "Muon on each client's own momentum, then the mean", "Takezawa et al. 2025", "1 | 1 | 1 | 1"),
-    ("fedmuon_bc", "Muon on bias-corrected momenta", "Takezawa et al. 2025", "1 | 2 | 2 | 1"),
-    ("fedavgm", "FedAvg with momentum on the server", "Hsu et al. 2019", "0 | 1 | 1 | 1"),
-    ("fedadagrad", "Adagrad on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
-    ("fedadam", "Adam on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
-    ("fedyogi", "Yogi on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
-    (
-        "fedexp",
-        "the server extrapolates along the mean displacement",
-        "Jhunjhunwala et al. 2023",
-        "0 | 1 | 1 + scalar | 1",
+    **_family(
+        "Shared momentum and variance reduction",
+        (
+            "fedavg_m",
+            "local steps along a momentum that all clients share",
+            "Cheng et al. 2024",
+            "0 | 2 | 1 + scalar | 1",
+        ),
+        ("fedcm", "local steps along the cohort's last mean gradient", "Xu et al. 2021", "0 | 2 | 1 + scalar | 1"),
+        ("fedavg_vr", "FedAvg-M with variance reduction", "Cheng et al. 2024", "0 | 3 | 1 + scalar | 2"),
+        ("scaffold_m", "SCAFFOLD with a shared momentum", "Cheng et al. 2024", "1 | 2 | 2 + scalar | 1"),
+        ("scaffold_vr", "SCAFFOLD-M with variance reduction", "Cheng et al. 2024", "1 | 3 | 2 + scalar | 2"),
+        ("padamfed", "SCAFFOLD-M with step sizes from S, K and R alone", "Yan et al. 2025", "1 | 2 | 2 + scalar | 1"),
+        ("padamfed_vr", "PAdaMFed with variance reduction", "Yan et al. 2025", "1 | 3 | 3 + scalar | 2"),
+        (
+            "stem",
+            "STORM estimators on the clients, which are averaged",
+            "Khanduri et al. 2021",
+            "1 + scalar | 2 + scalar | 2 | 2",
+        ),
+        (
+            "fafed",
+            "STEM with an Adam preconditioner that all clients share",
+            "Wu et al. 2023",
+            "1 + scalar | 3 + scalar | 3 | 2",
+        ),
     ),
-    ("fedexp_m", "FedExP with momentum on the server", "Jhunjhunwala et al. 2023", "0 | 1 | 1 + scalar | 1"),
-    ("feddu_adagrad", "FedExP in the metric of Adagrad", "Takakura et al. 2025", "0 | 1 | 1 + scalar | 1"),
-    ("feddu_adam", "FedExP-M in the metric of Adam", "Takakura et al. 2025", "0 | 1 | 1 + scalar | 1"),
-    ("avg_biclip", "BiClip steps on the clients, then the mean", "Lee et al. 2025", "0 | 1 | 1 | 1"),
-    ("adagrad_biclip", "BiClip steps on the clients, Adagrad on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
-    ("rmsprop_biclip", "BiClip steps on the clients, RMSProp on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
-    ("adam_biclip", "BiClip steps on the clients, Adam on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
-    ("bi2clip", "BiClip steps on the clients and on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
-    (
-        "diloco",
-        "AdamW whose state clients keep, Nesterov momentum on the server",
-        "Douillard et al. 2023",
-        "2 | 1 | 1 | 1",
+    **_family(
+        "Flat minima",
+        ("fedsam", "local steps towards flat minima; FedASAM", "Qu et al. 2022", "0 | 1 | 1 | 2"),
+        ("mofedsam", "FedSAM along a momentum that all clients share", "Qu et al. 2022", "0 | 2 | 1 + scalar | 2"),
     ),
-    (
-        "muloco",
-        "Muon whose state clients keep, Nesterov momentum on the server",
-        "Therien et al. 2025",
-        "1 to 2 | 1 | 1 | 1",
+    **_family(
+        "Adaptive servers",
+        ("fedavgm", "FedAvg with momentum on the server", "Hsu et al. 2019", "0 | 1 | 1 | 1"),
+        ("fedadagrad", "Adagrad on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
+        ("fedadam", "Adam on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
+        ("fedyogi", "Yogi on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
+        (
+            "fedexp",
+            "the server extrapolates along the mean displacement",
+            "Jhunjhunwala et al. 2023",
+            "0 | 1 | 1 + scalar | 1",
+        ),
+        ("fedexp_m", "FedExP with momentum on the server", "Jhunjhunwala et al. 2023", "0 | 1 | 1 + scalar | 1"),
+        ("feddu_adagrad", "FedExP in the metric of Adagrad", "Takakura et al. 2025", "0 | 1 | 1 + scalar | 1"),
+        ("feddu_adam", "FedExP-M in the metric of Adam", "Takakura et al. 2025", "0 | 1 | 1 + scalar | 1"),
     ),
-    ("data_parallel", "gradients at one model, and AdamW on the server", "McMahan et al. 2017", "0 | 1 | 1 | 1"),
-    (
-        "sparse_loco",
-        "AdamW whose state clients keep, the largest changes in two bits with error feedback",
-        "Sarfi et al. 2025",
-        "3 | 1 | ratio + places | 1",
+    **_family(
+        "Heavy-tailed noise",
+        ("avg_biclip", "BiClip steps on the clients, then the mean", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+        ("adagrad_biclip", "BiClip steps on the clients, Adagrad on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+        ("rmsprop_biclip", "BiClip steps on the clients, RMSProp on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+        ("adam_biclip", "BiClip steps on the clients, Adam on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+        ("bi2clip", "BiClip steps on the clients and on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
     ),
-    ("fedmuon_ma", "Muon; models and momenta are averaged", "Zhang, Gao 2025", "0 | 2 + scalar | 2 | 1"),
-    ("local_sgda", "min-max: local descent-ascent, then the mean", "Deng, Mahdavi 2021", "0 | 1 | 1 | 1"),
-    (
-        "local_sgdam",
-        "min-max: local descent-ascent with averaged momenta",
-        "Sharma et al. 2022",
-        "0 | 2 + scalar | 2 | 1",
+    **_family(
+        "Muon",
+        ("local_muon", "Muon on each client's own momentum, then the mean", "Takezawa et al. 2025", "1 | 1 | 1 | 1"),
+        ("fedmuon_bc", "Muon on bias-corrected momenta", "Takezawa et al. 2025", "1 | 2 | 2 | 1"),
+        ("fedmuon_ma", "Muon; models and momenta are averaged", "Zhang, Gao 2025", "0 | 2 + scalar | 2 | 1"),
     ),
-    (
-        "fed_sgda_m",
-        "min-max: local descent-ascent with averaged STORM estimators",
-        "Wu et al. 2023",
-        "0 | 2 + scalar | 2 | 2",
+    **_family(
+        "Few and long rounds",
+        (
+            "diloco",
+            "AdamW whose state clients keep, Nesterov momentum on the server",
+            "Douillard et al. 2023",
+            "2 | 1 | 1 | 1",
+        ),
+        (
+            "muloco",
+            "Muon whose state clients keep, Nesterov momentum on the server",
+            "Therien et al. 2025",
+            "1 to 2 | 1 | 1 | 1",
+        ),
+        ("data_parallel", "gradients at one model, and AdamW on the server", "McMahan et al. 2017", "0 | 1 | 1 | 1"),
+        (
+            "sparse_loco",
+            "AdamW whose state clients keep, the largest changes in two bits with error feedback",
+            "Sarfi et al. 2025",
+            "3 | 1 | ratio + places | 1",
+        ),
     ),
-    ("sagda", "min-max: local descent-ascent with control variates", "Yang et al. 2022", "1 | 2 | 2 | 1"),
-    ("fess_gda", "min-max: local descent-ascent, the server smooths the primal", "Shen et al. 2024", "0 | 1 | 1 | 1"),
-    ("fed_nsgda_m", "min-max: normalised steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
-    ("fedmuon_da", "min-max: Muon's steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
-    ("fed_sgda_clip", "min-max: clipped steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
-    ("fedmud", "low-rank updates of frozen weights", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
-    ("fedmud_bkd", "updates of Kronecker blocks", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
-    ("fedmud_aad", "low-rank updates that are averaged exactly", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
-    (
-        "fedmud_bkd_aad",
-        "updates of Kronecker blocks that are averaged exactly",
-        "Li et al. 2025",
-        "1 | ratio + scalar | ratio | 1",
+    **_family(
+        "Min-max problems",
+        ("local_sgda", "min-max: local descent-ascent, then the mean", "Deng, Mahdavi 2021", "0 | 1 | 1 | 1"),
+        (
+            "local_sgdam",
+            "min-max: local descent-ascent with averaged momenta",
+            "Sharma et al. 2022",
+            "0 | 2 + scalar | 2 | 1",
+        ),
+        (
+            "fed_sgda_m",
+            "min-max: local descent-ascent with averaged STORM estimators",
+            "Wu et al. 2023",
+            "0 | 2 + scalar | 2 | 2",
+        ),
+        ("sagda", "min-max: local descent-ascent with control variates", "Yang et al. 2022", "1 | 2 | 2 | 1"),
+        (
+            "fess_gda",
+            "min-max: local descent-ascent, the server smooths the primal",
+            "Shen et al. 2024",
+            "0 | 1 | 1 | 1",
+        ),
+        ("fed_nsgda_m", "min-max: normalised steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
+        ("fedmuon_da", "min-max: Muon's steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
+        ("fed_sgda_clip", "min-max: clipped steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
     ),
-    ("fedmud_f", "low-rank updates with one factor frozen", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
-    (
-        "fedmud_bkd_f",
-        "updates of Kronecker blocks with one factor frozen",
-        "Li et al. 2025",
-        "1 | ratio + scalar | ratio | 1",
+    **_family(
+        "Low rank and compression",
+        ("fedmud", "low-rank updates of frozen weights", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
+        ("fedmud_bkd", "updates of Kronecker blocks", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
+        (
+            "fedmud_aad",
+            "low-rank updates that are averaged exactly",
+            "Li et al. 2025",
+            "1 | ratio + scalar | ratio | 1",
+        ),
+        (
+            "fedmud_bkd_aad",
+            "updates of Kronecker blocks that are averaged exactly",
+            "Li et al. 2025",
+            "1 | ratio + scalar | ratio | 1",
+        ),
+        ("fedmud_f", "low-rank updates with one factor frozen", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
+        (
+            "fedmud_bkd_f",
+            "updates of Kronecker blocks with one factor frozen",
+            "Li et al. 2025",
+            "1 | ratio + scalar | ratio | 1",
+        ),
+        ("fedhm", "truncated singular value decompositions are sent down", "Yao et al. 2021", "0 | ratio | ratio | 1"),
+        ("fedlmt", "weights are low-rank products", "Liu et al. 2024", "0 | ratio | ratio | 1"),
+        (
+            "fedpara",
+            "weights are entrywise products of low-rank matrices",
+            "Hyeon-Woo et al. 2022",
+            "0 | ratio | ratio | 1",
+        ),
+        (
+            "ef21_p",
+            "random entries are sent up, the largest ones down",
+            "Gruntkowska et al. 2023",
+            "1 | ratio + places | ratio + scalar | 1",
+        ),
+        ("fedbat", "one learned bit per weight is sent up", "Li et al. 2024", "0 | 1 | 1/32 + scalars | 1"),
     ),
-    ("fedhm", "truncated singular value decompositions are sent down", "Yao et al. 2021", "0 | ratio | ratio | 1"),
-    ("fedlmt", "weights are low-rank products", "Liu et al. 2024", "0 | ratio | ratio | 1"),
-    (
-        "fedpara",
-        "weights are entrywise products of low-rank matrices",
-        "Hyeon-Woo et al. 2022",
-        "0 | ratio | ratio | 1",
-    ),
-    (
-        "ef21_p",
-        "random entries are sent up, the largest ones down",
-        "Gruntkowska et al. 2023",
-        "1 | ratio + places | ratio + scalar | 1",
-    ),
-    ("fedbat", "one learned bit per weight is sent up", "Li et al. 2024", "0 | 1 | 1/32 + scalars | 1"),
-)
+}
 
 RULES = {
     "sgd": Entry(_HERE + "parts.rules:Sgd", "y - lr v"),

@@ -40,7 +40,7 @@ def clone(tmp_path: Path) -> Path:
         (tmp_path / name).write_text(text)
     (row,) = [block.text.partition("\n")[2] for block in PAGE if block.text.startswith("# a row of")]
     table = tmp_path / "algorithms/table.py"
-    before, fedprox, after = table.read_text().partition('    ("fedprox",')
+    before, fedprox, after = table.read_text().partition('        ("fedprox",')
     assert fedprox
     table.write_text(before + row + fedprox + after)
     return tmp_path

@@ -58,6 +58,17 @@ def of_part(name: str, target: Any, parameters: Container[str], tables: Tables) 
     return {**ARGUMENTS, **of_recipe, **meanings(inspect.getmodule(target), parameters), **meanings(target, parameters)}
 
 
+CHOOSE = "Choose it "
+"""How the paragraph begins, at the head of a method's file, that says when to choose the method."""
+
+
+def when_to_choose(target: Any) -> str:
+    """When to choose the method that a recipe makes: one or two sentences that begin with CHOOSE; "" if its file does
+    not say it, as that of a plug-in."""
+    paragraphs = (inspect.getdoc(inspect.getmodule(target)) or "").split("\n\n")
+    return next((" ".join(text.split()) for text in paragraphs if text.startswith(CHOOSE)), "")
+
+
 def plain(markdown: str) -> str:
     """The text of some Markdown: links without their addresses, and code without its marks."""
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown).replace("`", "").replace("\\|", "|")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any
 
-from ..engine.config.registry import Registry, find_plugin, summary
+from ..engine.config.registry import Registry, find_plugin, resolve, summary
 from ..engine.errors import ConfigError, nearest
 from ..engine.user_code import plugin_errors
 from .files import shipped as shipped_experiments
@@ -36,6 +37,8 @@ KINDS = {
 
 COSTS = ("paper", "state", "down", "up", "gradients")
 UNKNOWN = "–"
+WIDTH = 100
+"""Characters of a line of prose."""
 HEADS = ("name", "what it is", "paper", "state/client", "down", "up", "gradients/step")
 
 
@@ -62,7 +65,15 @@ def details(kind: str, name: str, plugins: tuple[str, ...] = ()) -> str:
     if name not in tables[table]:
         raise ConfigError(f"list {kind}: there is no {name}; {nearest(name, tables[table])}")
     with plugin_errors(f"list {kind} {name}"):
-        return f"{name}: {summary(tables[table][name])}\n\n{arguments(table, name, tables)}"
+        told = [f"{name}: {summary(tables[table][name])}", *choice(kind, tables[table][name])]
+        return "\n".join([*told, "", arguments(table, name, tables)])
+
+
+def choice(kind: str, entry: Any) -> list[str]:
+    """When to choose a method, in the lines of a narrow screen; [] for other parts, and where nothing says it."""
+    from .arguments import plain, when_to_choose  # it loads torch
+
+    return wrap(plain(when_to_choose(resolve(entry))), WIDTH) if kind == "methods" else []
 
 
 def arguments(table: str, name: str, tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -56,3 +56,13 @@ def test_every_method_lists_its_departures(name: str):
     for sentence in sentences:
         assert sentence.endswith("."), sentence
         assert not re.search(r"\.\s+[A-Z]", sentence), f"more than one sentence: {sentence}"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_when_to_choose_it(name: str):
+    """In one paragraph of one or two sentences, which its page and the list of methods have."""
+    said = methods.when(name)
+    assert said.startswith("Choose it ")
+    assert said.endswith(".")
+    assert len(re.split(r"[.] (?=[A-Z])", said)) <= 2
+    assert methods.page(name).count(said) == 1

@@ -137,5 +137,6 @@ def subscript(part: str) -> str:
 
 
 def text(words: str) -> str:
-    escaped = words.replace("_", r"\_").replace("^", r"\^{}").replace("&", r"\&").replace("<-", "←").replace("`", "")
-    return rf"\small\text{{{escaped}}}" if words else ""
+    r"""MathJax takes all characters of \text as they are but $, \ and braces, which no head has there."""
+    plain = words.replace("<-", "←").replace("`", "")
+    return rf"\small\text{{{plain}}}" if words else ""

@@ -42,14 +42,14 @@ MATHJAX = "tex-svg.js"
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of all methods to the navigation, below the page that lists them."""
+    """Add the pages of all methods to the navigation, by family, below the page that lists them."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    pages = [f"{METHODS}{name}.md" for name in Registry().tables["METHODS"]]
-    config.nav = replaced(config.nav, f"{METHODS}index.md", [f"{METHODS}index.md", *pages])
+    groups = [{family: [f"{METHODS}{name}.md" for name in names]} for family, names in methods.families().items()]
+    config.nav = replaced(config.nav, f"{METHODS}index.md", [f"{METHODS}index.md", *groups])
     return config
 
 
-def replaced(nav: Any, page: str, pages: list[str]) -> Any:
+def replaced(nav: Any, page: str, pages: list[Any]) -> Any:
     """The navigation in which the section that consists of `page` alone has all `pages`."""
     if isinstance(nav, list):
         return pages if nav == [page] else [replaced(item, page, pages) for item in nav]

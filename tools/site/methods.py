@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from fedfleet.engine.config.registry import Registry, resolve, summary
-from fedfleet.tune.arguments import arguments_of
+from fedfleet.tune.arguments import CHOOSE, arguments_of, when_to_choose
 
 from . import equations, measured
 from .text import sentence, table
@@ -20,7 +20,12 @@ HEAD = """\
 
 This page is generated from the table of methods and from their files. A method is chosen by its name,
 `method: {name: scaffold, start: gradient}`; wherever an argument is a number, a
-[schedule](../../howto/experiments.md#schedules) may stand for it.
+[schedule](../../howto/experiments.md#schedules) may stand for it. The first tables say when to choose which method, as
+their papers argue; [costs](#costs) and [a measurement](#measured-on-fashionmnist) of many of them follow.
+"""
+
+COSTS_HEAD = """\
+## Costs
 
 **State**, **down** and **up** count trees of the size of the model, per client and round: multiplied by the bytes of a
 model, they are what a client keeps between rounds, receives and sends with the default arguments. "ratio" is an
@@ -34,15 +39,34 @@ letters are arguments of the method.
 """
 
 
+def families() -> dict[str, list[str]]:
+    """Title -> the methods of a family, in the order of the table."""
+    found: dict[str, list[str]] = {}
+    for name, entry in Registry().tables["METHODS"].items():
+        found.setdefault(entry.family, []).append(name)
+    return found
+
+
 def index() -> str:
-    """The page that lists all methods, with their costs."""
+    """The page that lists all methods: by family, and with their costs."""
     methods = Registry().tables["METHODS"]
-    head = ("method", "what it is", "paper", "state", "down", "up", "gradients")
-    rows = [
-        (f"[`{name}`]({name}.md)", sentence(summary(e)), e.paper, e.state, e.down, e.up, e.gradients)
-        for name, e in methods.items()
-    ]
-    return "\n".join([HEAD, table(head, rows), measured.section(methods)])
+    parts = [HEAD]
+    for family, names in families().items():
+        told = {name: (summary(methods[name]), when(name).removeprefix(CHOOSE)) for name in names}
+        rows = [(link(name), *map(sentence, texts)) for name, texts in told.items()]
+        parts += [f"## {family}\n", table(("method", "what it is", "choose it …"), rows)]
+    costs = [(link(name), e.paper, e.state, e.down, e.up, e.gradients) for name, e in methods.items()]
+    head = ("method", "paper", "state", "down", "up", "gradients")
+    return "\n".join([*parts, COSTS_HEAD, table(head, costs), measured.section(methods)])
+
+
+def link(name: str) -> str:
+    return f"[`{name}`]({name}.md)"
+
+
+def when(name: str) -> str:
+    """When to choose a method, as Markdown."""
+    return prose(when_to_choose(resolve(Registry().tables["METHODS"][name])))
 
 
 def page(name: str) -> str:
@@ -54,10 +78,12 @@ def page(name: str) -> str:
     parts = [
         f"---\ntitle: {name}\n---\n",
         f"# `{name}`: {summary(entry)} {{ #{name} }}\n\n{paragraphs[0]}\n",
-        f"{citation(module)}\n",
+        f"{citation(module)}\n\n{when(name)}\n",
         f"## Equations\n\n{NOTATION}\n" + equations_of(paragraphs) + shared_equations(paragraphs[1]),
         f"## Arguments\n\n{arguments(name, tables)}",
-        "## Costs\n\n" + table(("state", "down", "up", "gradients per step"), [entry[3:]]) + f"\n{COSTS}",
+        "## Costs\n\n"
+        + table(("state", "down", "up", "gradients per step"), [(entry.state, entry.down, entry.up, entry.gradients)])
+        + f"\n{COSTS}",
         measured.of_one_method(name),
         f"## Notes and departures from the paper\n\n{notes(paragraphs)}",
         f"The code is in `{file_of(module)}`.\n",
@@ -93,11 +119,12 @@ def shared_equations(citation: str) -> str:
 
 
 def notes(paragraphs: Sequence[str]) -> str:
-    """The paragraphs of a file's head after the citation that are neither equations nor their introductions."""
+    """The paragraphs of a file's head after the citation that are neither equations nor their introductions, nor
+    say when to choose the method."""
     kept = []
     for paragraph, following in pairwise([*paragraphs[2:], ""]):
         introduces = following.startswith("    ") and paragraph.endswith((":", ","))
-        if not paragraph.startswith("    ") and not introduces:
+        if not paragraph.startswith(("    ", CHOOSE)) and not introduces:
             kept += [prose(paragraph), ""]
     return "\n".join(kept)
 
