@@ -40,6 +40,13 @@ WORKLOADS = {
         _HERE + "problems.regression:Synthetic", "synthetic classes; clients differ by alpha (labels) and beta (inputs)"
     ),
     "noisy": Entry(_HERE + "wrappers.noisy:Noisy", "another workload (of) with noise in gradients, labels or inputs"),
+    "feature_skew": Entry(
+        _HERE + "wrappers.feature_skew:FeatureSkew",
+        "another workload (of) whose images each client sees turned, blurred, brighter or with a cast of colour",
+    ),
+    "label_noise": Entry(
+        _HERE + "wrappers.label_noise:LabelNoise", "another workload (of) with wrong labels, at a rate of each client"
+    ),
     "regularised": Entry(_HERE + "wrappers.regularised:Regularised", "another workload (of) with coupled weight decay"),
     "auc": Entry(
         _HERE + "problems.auc:Auc", "min-max: AUC of one class against the rest, over a classification workload (of)"

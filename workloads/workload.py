@@ -219,6 +219,10 @@ class Workload(ABC):
     lower: tuple[str, ...] = ("loss",)
     """Metrics of which lower values are better. This decides which clients count as the worst."""
 
+    def differences(self, seed: int, clients: int) -> dict[str, np.ndarray]:
+        """name -> (clients,) numbers: how clients differ besides the rows that they have, for `fedfleet partition`."""
+        return {}
+
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
         """Metrics that are not means over examples; they are recorded beside the means.
 

@@ -72,7 +72,8 @@ class Quantity(BySize):
 class LogNormal(BySize):
     """Clients have the same distribution of labels, and sizes in proportion to exp(sigma z), z standard normal.
 
-    `minimum`: the least number of rows of a client; the missing rows come from the largest clients.
+    `sigma`: the standard deviation of the logarithms of the sizes. `minimum`: the least number of rows of a client; the
+    missing rows come from the largest clients.
     """
 
     sigma: float = 1.0
@@ -92,7 +93,8 @@ class PowerLaw(BySize):
     """Clients have the same distribution of labels, and the r-th largest of them has a size in proportion to
     r^-exponent. Which client is the r-th largest is drawn at random.
 
-    `minimum`: the least number of rows of a client; the missing rows come from the largest clients.
+    `exponent`: the larger it is, the more rows the largest clients have. `minimum`: the least number of rows of a
+    client; the missing rows come from the largest clients.
     """
 
     exponent: float = 1.0

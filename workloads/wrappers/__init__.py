@@ -1,1 +1,2 @@
-"""Workloads around another workload: noise, poisoned data, weight decay."""
+"""Workloads around another workload: noise, wrong labels, images that clients see differently, poisoned data, weight
+decay."""

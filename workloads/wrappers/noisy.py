@@ -63,6 +63,10 @@ class Noisy(Wrapped):
             train["noise"] = levels(split.client_index, len(train["input"]), self.features)
         return split._replace(train=train)
 
+    def differences(self, seed: int, clients: int) -> dict[str, np.ndarray]:
+        own = {"input noise": self.features * np.arange(1, clients + 1) / clients} if self.features else {}
+        return {**self.of.differences(seed, clients), **own}
+
     def losses(self, p: Params, batch: Batch) -> Tensor:
         losses = self.of.losses(p, batch if "noise" not in batch else {**batch, "input": noisier(batch)})
         if not self.scale:

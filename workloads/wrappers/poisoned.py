@@ -22,11 +22,11 @@ from torch import Tensor
 from .. import counted
 from ..client_index import ClientIndex
 from ..workload import Batch, Chained, Columns, Params, Split
-from .wrapped import Wrapped, unseen
+from .wrapped import OtherRows, unseen
 
 
 @dataclass(frozen=True)
-class Poisoned(Wrapped):
+class Poisoned(OtherRows):
     """`of`: the inner workload. `clients`: the numbers of the clients whose rows are poisoned."""
 
     clients: tuple[int, ...] = ()
@@ -38,10 +38,6 @@ class Poisoned(Wrapped):
         if classes is None:
             raise ValueError(f"poisoned data need a workload with labels and classes, got {type(self.of).__name__}")
         return classes
-
-    @property
-    def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.chained
 
     def check(self) -> None:
         self.of.check()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
-from ..workload import Batch, Columns, Params, Split, Workload
+from ..workload import Batch, Chained, Columns, Params, Split, Workload
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,34 @@ class Wrapped(Workload):
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
         return self.of.summary(means, columns)
+
+    def differences(self, seed: int, clients: int) -> dict[str, np.ndarray]:
+        return self.of.differences(seed, clients)
+
+
+@dataclass(frozen=True)
+class OtherRows(Wrapped):
+    """A workload whose rows alone differ from those of the inner one: it has its network, losses and kernels. Where the
+    inner workload has no classes, shape or logits, neither has this one."""
+
+    @property
+    def _inner(self) -> Any:
+        return self.of
+
+    @property
+    def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.chained
+
+    @property
+    def classes(self) -> int:
+        return self._inner.classes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._inner.shape
+
+    def logits(self, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
+        return self._inner.logits(p, batch, key)
 
 
 def unseen(term: Tensor) -> Tensor:
