@@ -101,6 +101,8 @@ def text_of(result: Result, took: float) -> str:
             f"model sha256 {summary['model_sha256'][:16]}…",
             f"run {summary['run_id']} in {summary['directory']}",
             *([f"privacy: {spent}"] if spent else []),
+            *([f"stopped early: {result.stopped}"] if result.stopped else []),
+            *([f"best: {best.metric} {best.value:.4f} in round {best.round}"] if (best := result.best) else []),
             *(f"warning: {sentence}" for sentence in summary["warnings"]),
         ]
     )

@@ -533,6 +533,49 @@ def workers_on(processors: float, cpus: float) -> int:
     return max(1, int(processors / cpus + 1e-9))
 
 
+Direction = Literal["auto", "max", "min"]
+
+
+class EarlyStop(Section):
+    """When a run ends before its last round, by the values that a metric has had so far. `patience`, `target` or both
+    are required."""
+
+    metric: str = "eval/accuracy"
+    """A column of rounds.parquet (default eval/accuracy). The rounds that have it count as evaluations."""
+    best: Direction = "auto"
+    """Whether larger (`max`) or smaller (`min`) values are better. `auto` (default) is `min` for the metrics that the
+    workload names in `lower` and for those whose name ends in loss, else `max`."""
+    patience: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The run ends after so many evaluations in a row that are not better than the best one before them, at least 1
+    (default: none)."""
+    margin: float = Field(default=0.0, ge=0)
+    """A value must be better by more than this to count as better for `patience`, 0 or more."""
+    target: float | None = None
+    """The run ends after the first evaluation that reaches this value (default: none)."""
+    after: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    """The run does not end before this round, whatever the values are, 0 or more."""
+
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("patience", "target", "is missing, and so is target", "give one of them, as in {patience: 5}"),
+            lambda s: s.patience is None and s.target is None,
+        ),
+        Conflict(
+            *("margin", "patience", "has a meaning for patience alone", "give patience, or leave margin out"),
+            lambda s: s.margin > 0 and s.patience is None,
+        ),
+    )
+
+
+class BestModel(Section):
+    """By which metric the best model of a run is kept."""
+
+    metric: str
+    """A column of rounds.parquet, such as eval/accuracy."""
+    best: Direction = "auto"
+    """Whether larger (`max`) or smaller (`min`) values are better; `auto` (default) as in `evaluate.stop`."""
+
+
 class Evaluate(Section):
     """When and on which rows the model is evaluated."""
 
@@ -553,6 +596,9 @@ class Evaluate(Section):
     """The fraction of each client's rows, 0 or more and less than 1, by which settings are chosen: they are neither
     trained on nor test rows, and the model's report on all of them is recorded as `eval/validation_…`. With rows that
     clients hold out, the two means over clients are recorded, too."""
+    stop: EarlyStop | None = None
+    """When the run ends before its last round, as in {metric: eval/accuracy, patience: 5}, see `EarlyStop` (default:
+    never). A run that has ended so is complete, and has a result."""
 
 
 class Checkpoint(Section):
@@ -571,10 +617,20 @@ class Checkpoint(Section):
     """Where complete copies of the checkpoints are stored, in a folder named after the id of the run, so that other
     machines can resume the run: a path or a URL such as file:///… or s3://bucket/… (default: no copies)."""
 
+    best: BestModel | None = None
+    """A metric, as in `best: eval/accuracy` or {metric: eval/loss, best: min}: the model of the round with its best
+    value, the earlier one of equal ones, is kept as best.safetensors in the run's folder, and as `best` of the result
+    (default: none)."""
+
     @field_validator("folder")
     @classmethod
     def _no_secret(cls, value: str | None) -> str | None:
         return value and expanded_address(without_secrets(value))
+
+    @field_validator("best", mode="before")
+    @classmethod
+    def _metric_alone(cls, value: Any) -> Any:
+        return {"metric": value} if isinstance(value, str) else value
 
 
 class Trackers(Section):
@@ -937,6 +993,9 @@ class Experiment(Section):
         for key in ("privacy", "systems"):
             if data[key] is None:
                 del data[key]
+        for section, key in (("evaluate", "stop"), ("checkpoint", "best")):
+            if data[section][key] is None:  # so that configurations without them have the digests that they had
+                del data[section][key]
         for key in PARTS:
             value = getattr(self, key)
             data[key] = value if value is None or isinstance(value, str | dict) else repr(value)

@@ -89,6 +89,14 @@ class History(Sequence[Record]):
         i = range(self.length)[at]
         return {name: float(values[i]) for name, (values, measured) in self.columns.items() if measured[i]}
 
+    def measured(self, name: str) -> list[tuple[int, float]]:
+        """(round, value) of the records that have the column."""
+        if name not in self.columns:
+            return []
+        values, there = self.column(name)
+        rounds, _ = self.column("round")
+        return [(int(number), value) for number, value in zip(rounds[there], values[there].tolist(), strict=True)]
+
     @property
     def untrained(self) -> bool:
         """Whether there are rounds, and no client has taken a local step in any of them."""

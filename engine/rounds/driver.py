@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,11 @@ from ..fleet.planner import Planner, PlanState, Update
 from ..memory import available_memory
 from ..method_form.state_spec import StateSpec, traffic_columns
 from ..planning.execution_plan import write_plan
+from ..records.best_model import FILE as BEST
+from ..records.best_model import Best
 from ..records.history import UNTRAINED, Event, History, Record
 from ..records.lineage import lineage_of
+from ..records.metrics import EVALUATION, Metric, why_stop
 from ..records.per_client import write_clients
 from ..reduction.tree import RoundTotals, TaskResult
 from ..run_spec import ExecutionPlan, RunSpec
@@ -49,6 +53,7 @@ from ..state.folders import (
 )
 from ..state.row_files import remove_files
 from ..state.row_table import RowTable
+from ..storage.atomic_write import write
 from ..user_code import plugin_errors
 from ..workload.model import wider_than
 from .divergence import check, growth_limit
@@ -57,6 +62,7 @@ from .resuming import check_usable
 from .retry import Retry
 from .stream import Stream
 from .training import PhaseMaker, Training
+from .under_way import Outcome
 
 
 def divisor_to_tell(update: Update, facts: Mapping[str, float], count: int) -> float | None:
@@ -88,6 +94,8 @@ class Driver:
         self.parameters = x.flat.numel()
         self.planner = self._planner()
         self.phases, self.clock = PhaseMaker(self.log), time.perf_counter
+        self.asked_to_end: Callable[[], str] = lambda: ""  # why the caller ends the run after the last round
+        self.stopped = ""  # why the run has ended before its last round
         self.stage = StageRunner(run_spec.stage_plan, self._run_pass, str(message_folder(run_spec.state_folder)))
         self._begin()
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
@@ -126,6 +134,8 @@ class Driver:
         self.visits = np.zeros(self.federation.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.federation.rounds)
+        self.evaluated = True  # whether the last round has an evaluation
+        self.best: Best | None = None  # of the rounds that a longer run would have evaluated too
 
     def start(self, make_pool: Callable[[RowTable], Pool]) -> None:
         """Start the workers. make_pool: starts them, given the table of client states."""
@@ -169,18 +179,19 @@ class Driver:
             if self.records:
                 yield list(self.records)
             self._tell_privacy(self.last_round, "until the end")
-            while self.round < self.last_round:
+            while (goes_on := self._goes_on()) or not self.evaluated:
                 try:
-                    record = yield from self.run_round((yield from self.warm_start()) if self.round == 0 else {})
+                    record = yield from (self._next_round() if goes_on else self._evaluate_end())
                 except RowsLost as lost:
                     self._rewind(lost)
                     continue
                 except BlockTooLarge as error:
                     self._halve_blocks(error)
                     continue
-                self._checkpoint()
                 yield from self._new_lines()
                 yield record
+            if self.stopped:
+                self.log(f"stopped after round {self.round} of {self.last_round}: {self.stopped}")
             self._tell_privacy(self.round, "spent")
             if self.records.untrained:
                 self.log(UNTRAINED)
@@ -211,6 +222,12 @@ class Driver:
             self.log_lines += self.checkpoints.finish()
         lines, self.log_lines[:] = list(self.log_lines), []
         return lines
+
+    def _next_round(self) -> Phases[Record]:
+        """Run the next round, with the pass before round 1, and begin to write a checkpoint if it is due."""
+        record = yield from self.run_round((yield from self.warm_start()) if self.round == 0 else {})
+        self._checkpoint()
+        return record
 
     @torch.no_grad()
     def warm_start(self) -> Phases[Record]:
@@ -282,13 +299,16 @@ class Driver:
             **self.pool.facts(),
         }
         plan_state = self.planner.after(self.plan_state, update, totals.clients)
-        if self._evaluates(number, plan_state):
+        counted = self._evaluates(number, plan_state)
+        if counted or number == self.last_round:
             record.update((yield from self._evaluate(model)))
             record["time/evaluate"] = self.clock() - updated
         record["time/seconds"] = self.clock() - started
         for column, value in warm_start.items():
             record[column] += value
         self._commit(server, aggregated.state, plan_state, update, totals, record)
+        self.evaluated = counted or number == self.last_round
+        self._keep_best(counted)
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
             write_clients(self.run_spec.directory, number, totals.clients, update.visits)
         return record
@@ -359,10 +379,9 @@ class Driver:
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int, after: PlanState) -> bool:
-        """Whether round `number` is evaluated. after: the state of the plan at its end."""
+        """Whether round `number` is evaluated in a run that goes on after it. after: the state of the plan at its
+        end."""
         evaluate = self.run_spec.experiment.evaluate
-        if number == self.last_round:
-            return True
         if evaluate.seconds is not None:
             before, now = (state.seconds // evaluate.seconds for state in (self.plan_state, after))
             return now > before
@@ -376,6 +395,82 @@ class Driver:
         if lost := [name for name, value in record.items() if math.isnan(value)]:
             self.log(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
         return record
+
+    @torch.no_grad()
+    def _evaluate_end(self) -> Phases[Record]:
+        """Evaluate the model after the last round, and return the round's record with it. It is for a run that ends
+        after a round which would not have been evaluated otherwise."""
+        began, record = self.clock(), self.records[-1]
+        record.update((yield from self._evaluate(self.model())))
+        record["time/evaluate"] = self.clock() - began
+        record["time/seconds"] += record["time/evaluate"]
+        self.records.replace(record)
+        self.evaluated = True
+        return record
+
+    def _goes_on(self) -> bool:
+        """Whether a round follows the last one."""
+        if self.round == self.last_round:
+            return False
+        stop = self.run_spec.experiment.evaluate.stop
+        if stop is not None and self.round:
+            metric = Metric.of(stop.metric, stop.best, self.run_spec.workload.lower)
+            self.stopped = why_stop(stop, metric, self.records.measured(metric.name), self.round)
+        self.stopped = self.stopped or (self.asked_to_end() if self.round else "")
+        return not self.stopped
+
+    # --- the best model ---------------------------------------------------------------------------------------------
+    @property
+    def best_by(self) -> Metric | None:
+        """The metric by which the best model is kept, None if it is not."""
+        keep = self.run_spec.experiment.checkpoint.best
+        return keep and Metric.of(keep.metric, keep.best, self.run_spec.workload.lower)
+
+    def _keep_best(self, counted: bool) -> None:
+        """Keep the model of the last round if it is the best so far. counted: whether a longer run would have evaluated
+        it too."""
+        metric = self.best_by
+        if metric is not None and (counted or not metric.name.startswith(EVALUATION)):
+            before, self.best = self.best, self._best_with_last()
+            if self.best is not before:
+                self._write_best()
+
+    def _best_with_last(self) -> Best | None:
+        """The best model so far, which may be that of the last round."""
+        metric, record = self.best_by, self.records[-1]
+        if metric is None or metric.name not in record:
+            return self.best
+        value = record[metric.name]
+        if not metric.beats(value, math.nan if self.best is None else self.best.value):
+            return self.best
+        model = {name: leaf.detach().clone() for name, leaf in self.model().items()}
+        return Best(*metric, int(record["round"]), value, model)
+
+    def _write_best(self) -> None:
+        """Write the best model so far into the folder of the run, which the end of the run does again."""
+        if self.run_spec.directory is None or self.best is None:
+            return
+        try:
+            write(Path(self.run_spec.directory) / BEST, self._with_frozen(self.best).saved(tuple(self.run_spec.frozen)))
+        except OSError as error:
+            self.log(f"round {self.round}: {BEST} cannot be written now ({error.strerror or error}); the run goes on")
+
+    def _resume_best(self, best: Best | None) -> None:
+        """Take the best model of a checkpoint if it is by the metric of this run."""
+        metric = self.best_by
+        self.best = best if metric is not None and best is not None and (best.metric, best.mode) == metric else None
+        if metric is not None and self.best is None and self.records.measured(metric.name):
+            self.log(f"checkpoint.best: the best model by {metric.name} of the rounds up to {self.round} was not kept")
+        self._write_best()
+
+    def _with_frozen(self, best: Best) -> Best:
+        return best._replace(model={**best.model, **self.run_spec.frozen})
+
+    # --- the model --------------------------------------------------------------------------------------------------
+    def outcome(self) -> Outcome:
+        """What the run ends with."""
+        best = self._best_with_last() if self.records else None
+        return Outcome(self.tensors(), self.stopped, best and self._with_frozen(best))
 
     def model(self) -> Any:
         """The tree to evaluate."""
@@ -430,7 +525,7 @@ class Driver:
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         frozen = self.run_spec.frozen_facts
-        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan, frozen)
+        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan, frozen, self.best)
         self.checkpoints.save(snapshot)
         self.last_checkpoint = time.monotonic()
 
@@ -510,5 +605,7 @@ class Driver:
             self.privacy = replace(self.privacy, calibrated=float(self.stage_state.noise.multiplier))
         self.training = self._training()
         self.training.restore(self.round, in_flight)
+        self.evaluated = any(name.startswith(EVALUATION) for name in self.records[-1])
+        self._resume_best(snapshot.best)
         self.log(f"resumes after round {self.round}")
         self._save()  # a checkpoint of its own, if this one was a copy

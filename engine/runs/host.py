@@ -6,8 +6,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from torch import Tensor
-
 from ...workloads.workload import Split, taken_notes
 from ..accelerators import settings
 from ..accelerators.memory import bounded_memory
@@ -19,6 +17,7 @@ from ..planning.execution_plan import plan_execution
 from ..records.history import Event
 from ..rounds.driver import Driver
 from ..rounds.pool import Phase, Results
+from ..rounds.under_way import Outcome, UnderWay
 from ..run_spec import RunSpec
 from ..stopping import check
 from ..workload.split import unused_rows
@@ -40,17 +39,17 @@ class Host:
         return driver.rounds()
 
     def execute(
-        self, run_spec: RunSpec, stop: Callable[[], int] = lambda: 0
-    ) -> Generator[Event | Phase, Results | None, dict[str, Tensor]]:
-        """Execute a run. Yields what `steps` yields, and returns the final model's tensors.
+        self, run_spec: RunSpec, stop: Callable[[], int], under_way: UnderWay
+    ) -> Generator[Event | Phase, Results | None, Outcome]:
+        """Execute a run. Yields what `steps` yields.
 
         It has torch's settings of the run while it computes, and its caller has those of the caller.
         """
-        return settings.in_turns(self._execute(run_spec, stop), run_spec.computing)
+        return settings.in_turns(self._execute(run_spec, stop, under_way), run_spec.computing)
 
     def _execute(
-        self, run_spec: RunSpec, stop: Callable[[], int]
-    ) -> Generator[Event | Phase, Results | None, dict[str, Tensor]]:
+        self, run_spec: RunSpec, stop: Callable[[], int], under_way: UnderWay
+    ) -> Generator[Event | Phase, Results | None, Outcome]:
         beat = partial(check, stop)
         with bounded_memory(run_spec.device, run_spec.experiment.engine.gpus):
             split = self.split(run_spec)
@@ -64,8 +63,10 @@ class Host:
                     driver.log(clause)
                 if unused := unused_rows(split):
                     driver.log(unused)
-                yield from self.steps(driver)
-                return driver.tensors()
+                driver.asked_to_end = lambda: under_way.reason
+                with under_way.going_on(driver.tensors):
+                    yield from self.steps(driver)
+                return driver.outcome()
 
 
 @contextmanager

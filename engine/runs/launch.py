@@ -8,12 +8,11 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
-from torch import Tensor
-
 from ..errors import ConfigError, FedFleetError, Interrupted, OutOfMemory, type_and_first_line
 from ..memory import is_out_of_memory
 from ..records.history import Event, History
 from ..rounds.pool import Phase, Results
+from ..rounds.under_way import Outcome, UnderWay
 from ..run_spec import RunSpec
 from ..state.checkpoint import checkpointed_rounds
 from ..state.folders import discard
@@ -41,26 +40,35 @@ def execute(
 
 
 def play(
-    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int], host: Host | None = None
+    run_spec: RunSpec,
+    directory: Any,
+    observers: list[Observer],
+    stop: Callable[[], int],
+    host: Host | None = None,
+    under_way: UnderWay | None = None,
 ) -> Generator[Any, Results | None, Result]:
     """The same as `execute`, round by round: yields the record of each round, and returns the result.
 
     The folder is locked from the first round that is asked for to the end. Whoever does not ask for all rounds makes
     `stop` return a signal and asks for one more, which raises Interrupted after the last round has been checkpointed.
-    host: of a run in this process that shares it with others. The phases that it yields are yielded, too.
+    host: of a run in this process that shares it with others. The phases that it yields are yielded, too. under_way:
+    how the caller asks for the model, or ends the run early, between two rounds; None if it does neither.
     """
     with directory.exclusive(run_spec.resume) if directory is not None else nullcontext():
         observers = [*filter(None, [directory]), *observers, *trackers(run_spec)]
+        under_way = under_way or UnderWay(any(getattr(observer, "steers", False) for observer in observers))
         started, begun, process = time.perf_counter(), list[Observer](), os.getpid()
         try:
             for observer in observers:
                 begun.append(observer)
+                if isinstance(observer, Observer):
+                    observer.under_way = under_way
                 observer.begin(run_spec)
-            events = events_of(run_spec, directory, stop, host or Host())
-            rows, model, seconds = yield from _observed(run_spec, events, observers)
+            events = events_of(run_spec, directory, stop, host or Host(), under_way)
+            rows, (model, stopped, best), seconds = yield from _observed(run_spec, events, observers)
             seconds += time.perf_counter() - started
             path = directory and directory.path
-            result = Result(run_spec.run_id, run_spec.experiment, rows, model, seconds, path)
+            result = Result(run_spec.run_id, run_spec.experiment, rows, model, seconds, path, stopped, best)
             for observer in observers:
                 observer.end(result)
             discard(run_spec.experiment, run_spec.run_id, run_spec.directory)
@@ -85,22 +93,22 @@ def trackers(run_spec: RunSpec) -> Iterator[Observer]:
 
 
 def events_of(
-    run_spec: RunSpec, directory: Any, stop: Callable[[], int], host: Host
-) -> Generator[Event | Phase, Results | None, dict[str, Tensor]]:
-    """The events of a run, and those phases that its host yields. Returns the final model's tensors."""
+    run_spec: RunSpec, directory: Any, stop: Callable[[], int], host: Host, under_way: UnderWay
+) -> Generator[Event | Phase, Results | None, Outcome]:
+    """The events of a run, and those phases that its host yields."""
     kept = directory.kept_result(run_spec) if directory is not None and run_spec.resume else None
     if kept is not None:  # an earlier process has run all rounds, and could not write its result
         yield kept.rows
-        return kept.model
+        return kept.outcome
     on_ray = run_spec.backend.name == "ray"
-    return (yield from _on_ray(run_spec, stop) if on_ray else host.execute(run_spec, stop))
+    return (yield from (_on_ray if on_ray else host.execute)(run_spec, stop, under_way))
 
 
 def _observed(
-    run_spec: RunSpec, events: Generator[Event | Phase, Results | None, dict[str, Tensor]], observers: list[Observer]
-) -> Generator[Any, Results | None, tuple[History, dict[str, Tensor], float]]:
-    """Report every event to the observers, and yield every record and phase. Returns the records, the final model's
-    tensors, and the seconds of those rounds that an earlier process has run."""
+    run_spec: RunSpec, events: Generator[Event | Phase, Results | None, Outcome], observers: list[Observer]
+) -> Generator[Any, Results | None, tuple[History, Outcome, float]]:
+    """Report every event to the observers, and yield every record and phase. Returns the records, the outcome, and the
+    seconds of those rounds that an earlier process has run."""
     rows, before, given = History(), 0.0, None
     with memory_errors(run_spec), closing(events):  # end the run now, not when an observer's exception is collected
         while True:
@@ -157,7 +165,7 @@ def notify(event: Event, observers: list[Observer]) -> None:
             observer.record(event)
 
 
-def _on_ray(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
+def _on_ray(run_spec: RunSpec, stop: Callable[[], int], under_way: UnderWay) -> Generator[Event, None, Outcome]:
     from ..backends.ray.driver_actor import play
 
-    return play(run_spec, stop)
+    return play(run_spec, stop, under_way)

@@ -22,6 +22,7 @@ from ..storage.expanded import check_folder
 from ..user_code import plugin_errors
 from ..workload.model import building_model
 from .built_conflicts import Built, check_conflicts
+from .expected_columns import check_column
 
 
 def new_run_id() -> str:
@@ -71,8 +72,18 @@ def _prepare(
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
     check_device(run_spec)
+    check_metrics(experiment)
     _ = run_spec.layout  # messages about memory that ran out have the model's size, and no model can be built then
     return run_spec
+
+
+def check_metrics(experiment: Experiment) -> None:
+    """Raise ConfigError if no round will record a metric by which the run ends early or keeps its best model."""
+    stop, best = experiment.evaluate.stop, experiment.checkpoint.best
+    wanted = {"evaluate.stop.metric": stop and stop.metric, "checkpoint.best.metric": best and best.metric}
+    for key, metric in wanted.items():
+        if metric is not None:
+            check_column(metric, key, [experiment])
 
 
 def check_device(run_spec: RunSpec) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..config.schema import Experiment, experiment
 from ..errors import ConfigError, first_line
+from ..records.best_model import Best
 from ..records.history import UNTRAINED, History
 from ..rounds.driver import Record
 from ..storage.expanded import expanded
@@ -37,7 +38,8 @@ class Result:
     `rows`: a dictionary for each round; `records`: the same as a table of Arrow. `model`: name -> tensor of the final
     model. `total_seconds`: from the call to its end, with everything around the rounds, such as the start of Ray; of a
     run that was resumed, and of a fork, with the seconds of the rounds before that. `directory`: the run's folder, None
-    for a run without files.
+    for a run without files. `stopped`: why the run ended before its last round, as a clause, "" if it did not. `best`:
+    the best model, with its round and value, if `checkpoint.best` names a metric.
     """
 
     run_id: str
@@ -46,6 +48,8 @@ class Result:
     model: dict[str, Tensor]
     total_seconds: float
     directory: Path | None = None
+    stopped: str = ""
+    best: Best | None = None
 
     @staticmethod
     def load(folder: str | Path) -> Result:
@@ -61,8 +65,9 @@ class Result:
             raise ConfigError(f"{path}: the run has not finished; resume it first")
         configuration = experiment(saved_config(path))
         try:
-            summary, rows, model = read_result(path)
-            return Result(summary["run_id"], configuration, History(rows), model, summary["total_seconds"], path)
+            summary, rows, (model, stopped, best) = read_result(path)
+            seconds = summary["total_seconds"]
+            return Result(summary["run_id"], configuration, History(rows), model, seconds, path, stopped, best)
         except Exception as error:  # damage shows itself in any kind of error
             raise ConfigError(f"{path}: the result is damaged or incomplete ({first_line(error)})") from error
 
@@ -97,16 +102,22 @@ class Result:
         """
         return draw(self.rows, columns, x, ax, label or self.experiment.title, style)
 
-    def evaluate(self, test: Mapping[str, Any] | None = None, *, clients: bool = False) -> dict[str, float]:
+    def evaluate(
+        self,
+        test: Mapping[str, Any] | None = None,
+        *,
+        clients: bool = False,
+        model: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, float]:
         """Evaluate the final model in this process. Returns the columns eval/… of an evaluation.
 
         test: the columns of other test rows, name -> array or tensor (n, …), as the workload's own test set has them;
         None for the workload's test set. clients: whether to evaluate on each client's own training rows too, as
-        `evaluate.fairness` does. The numbers of the last round are repeated to the bit if the run had kernels of torch
-        on a processor, and within rounding otherwise. Raises ConfigError for unsuitable rows, and for a workload that
-        cannot be built here.
+        `evaluate.fairness` does. model: another model, such as `best.model`; None for the final one. The numbers of the
+        last round are repeated to the bit if the run had kernels of torch on a processor, and within rounding
+        otherwise. Raises ConfigError for unsuitable rows, and for a workload that cannot be built here.
         """
-        return evaluate(self.experiment, self.model, test, clients)
+        return evaluate(self.experiment, self.model if model is None else model, test, clients)
 
     @property
     def seconds(self) -> float:
@@ -144,6 +155,8 @@ class Result:
             "seconds": round(self.seconds, 3),
             "total_seconds": round(self.total_seconds, 3),
             "directory": str(self.directory) if self.directory else None,
+            "stopped": self.stopped or None,
+            "best": self.best and self.best.facts,
             "warnings": self.warnings,
         }
 

@@ -11,8 +11,11 @@ import weakref
 from collections.abc import Generator, Iterator
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import FedFleetError, Interrupted
 from ..records.history import Record
+from ..rounds.under_way import UnderWay
 from ..run_spec import RunSpec
 from ..stopping import Stop, exit_between_rounds, stopping
 from .launch import play
@@ -24,9 +27,10 @@ class Rounds(Iterator[Record]):
     """The rounds of a run as they end. Each is a dictionary, column -> number, in which `round` counts from 1.
 
     The run begins when the first round is asked for. With `engine.backend=local` a round is computed when it is asked
-    for; on Ray the run goes on while the caller uses a round. A resumed run yields the rounds after the checkpoint.
+    for, and on Ray too the run waits for its caller. A resumed run yields the rounds after the checkpoint.
 
-    After the last round, `result` is the Result. `close` and the end of a `with` block, of the object or of the process
+    Between two rounds, `model` is the model, and `stop` ends the run with the rounds so far. After the last round,
+    `result` is the Result. `close` and the end of a `with` block, of the object or of the process
     end the run early, with a checkpoint if the run has a folder. The same happens on SIGINT (Ctrl-C, or a notebook's
     stop button), SIGTERM, SIGHUP and SIGUSR1 while a round is awaited; then the iterator raises Interrupted. Between
     two rounds SIGINT has its usual effect, so that a loop which was left by KeyboardInterrupt can be taken up again.
@@ -37,8 +41,10 @@ class Rounds(Iterator[Record]):
     def __init__(self, run_spec: RunSpec, directory: Any, observers: list[Observer]) -> None:
         """directory: the RunDirectory, or None for a run without files. `fedfleet.rounds` makes these objects."""
         self.run_spec = run_spec
-        self._stop = Stop()
-        self._rounds: Generator[Record, None, Result] | None = play(run_spec, directory, observers, self._stop)
+        self._stop, self._under_way = Stop(), UnderWay(waited_for=True)
+        self._rounds: Generator[Record, None, Result] | None = play(
+            run_spec, directory, observers, self._stop, under_way=self._under_way
+        )
         self._begun, self._process = False, 0
         self._last = 0
         self._result: Result | None = None
@@ -79,6 +85,25 @@ class Rounds(Iterator[Record]):
             pass
         return self.result
 
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """The model after the last round, name -> tensor. Raises FedFleetError if there is none now."""
+        return self._result.model if self._result is not None else self._under_way.model
+
+    def stop(self, reason: str = "its caller has ended it") -> Result:
+        """End the run after the last round, and return its result: the run is complete then. reason: why, as a clause,
+        for the result and the log. Raises FedFleetError before the first round."""
+        if self._rounds is not None:
+            if not self._last:
+                raise FedFleetError("the run has no round that it could end after; ask for the first one")
+            self._check_waiting()
+            self._under_way.stop(reason)
+        return self.finish()
+
+    def _check_waiting(self) -> None:
+        if self._rounds is not None and inspect.getgeneratorstate(self._rounds) == inspect.GEN_RUNNING:
+            raise FedFleetError("a thread waits for the next round of this run; close it there")
+
     def close(self) -> None:
         """End the run early, and write a checkpoint of its last round if the run has a folder.
 
@@ -88,8 +113,7 @@ class Rounds(Iterator[Record]):
             self._rounds = None
         if self._rounds is None or os.getpid() != self._process:  # a process that was forked has only a copy
             return
-        if inspect.getgeneratorstate(self._rounds) == inspect.GEN_RUNNING:
-            raise FedFleetError("a thread waits for the next round of this run; close it there")
+        self._check_waiting()
         self._stop.number = self._stop.number or signal.SIGINT
         try:
             self.finish()  # raises Interrupted, unless all rounds have ended

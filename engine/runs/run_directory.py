@@ -21,6 +21,7 @@ import yaml
 from torch import Tensor
 
 from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFull, first_line, full_traceback
+from ..records.best_model import FILE as BEST
 from ..records.history import History, Record
 from ..records.lineage import Lineage, write_lineage
 from ..run_spec import RUN_ID, RunSpec
@@ -161,9 +162,12 @@ class RunDirectory(Observer):
         try:
             self._write_result(self.path, result)
             for name in RESULT:
-                temporary_path(self.path / name).replace(self.path / name)
+                if temporary_path(self.path / name).exists():
+                    temporary_path(self.path / name).replace(self.path / name)
         except Exception as error:  # safetensors and pyarrow wrap the system's errors in their own
             raise NotSaved(self._keep_elsewhere(result, error)) from error
+        if result.best is None:
+            (self.path / BEST).unlink(missing_ok=True)  # an earlier part of the run had another checkpoint.best
         for folder in self._other_folders():
             shutil.rmtree(folder, ignore_errors=True)
         self._log("finished")
@@ -171,6 +175,10 @@ class RunDirectory(Observer):
     def _write_result(self, folder: Path, result: Result) -> None:
         self._write_rounds(cleared(temporary_path(folder / "rounds.parquet")))
         save_model(result.model, cleared(temporary_path(folder / "model.safetensors")), self.frozen)
+        best = temporary_path(folder / BEST)
+        best.unlink(missing_ok=True)
+        if result.best is not None:
+            write(best, result.best.saved(self.frozen))
         write(temporary_path(folder / "result.json"), json.dumps(result.summary(), indent=2) + "\n")
 
     def _keep_elsewhere(self, result: Result, error: Exception) -> str:
@@ -209,8 +217,9 @@ class RunDirectory(Observer):
                 kept = read_result(folder, temporary_path)
             except Exception:  # not there, or not whole
                 continue
-            complete = kept.summary["model_sha256"] == model_digest(kept.model)
-            if complete and kept.summary["run_id"] == self.run_id and len(kept.rows) == run_spec.last_round:
+            complete = kept.summary["model_sha256"] == model_digest(kept.outcome.model)
+            ended = len(kept.rows) == run_spec.last_round or bool(kept.outcome.stopped)
+            if complete and kept.summary["run_id"] == self.run_id and ended:
                 return kept
         return None
 

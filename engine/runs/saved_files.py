@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..config.earlier import today
 from ..config.yaml_text import parse
 from ..errors import ConfigError, first_line
+from ..records.best_model import FILE as BEST
+from ..records.best_model import Best
 from ..records.lineage import FILE as FORK
+from ..rounds.under_way import Outcome
 from ..storage.atomic_write import RESERVE
 from ..storage.lock import DRIVER, LAUNCHER
 from ..storage.plain_files import read_text
@@ -27,8 +30,9 @@ INITIAL = "initial.safetensors"
 """The model before round 1, if the caller gave one."""
 FROZEN = "frozen.json"
 """Names, size and digest of the model's frozen tensors, if it has any."""
-RESULT = ("rounds.parquet", "model.safetensors", "result.json")
-"""The files of a result, in the order in which they get their names: with result.json the run is complete."""
+RESULT = ("rounds.parquet", "model.safetensors", BEST, "result.json")
+"""The files of a result, in the order in which they get their names: with result.json the run is complete. Not every
+result has a best model."""
 FILES = (
     "config.yaml",
     "environment.json",
@@ -71,7 +75,7 @@ class SavedResult(NamedTuple):
 
     summary: dict[str, Any]
     rows: list[Record]
-    model: dict[str, Tensor]
+    outcome: Outcome
 
 
 def read_result(folder: Path, path_of: Callable[[Path], Path] = lambda path: path) -> SavedResult:
@@ -79,11 +83,14 @@ def read_result(folder: Path, path_of: Callable[[Path], Path] = lambda path: pat
 
     Raises an exception of any kind if one of them is missing or damaged, and ValueError if they do not belong together.
     """
-    rounds, model, result = (path_of(folder / name) for name in RESULT)
+    rounds, model, best_model, result = (path_of(folder / name) for name in RESULT)
     summary, rows = json.loads(read_text(result)), read_rows(rounds)
     if len(rows) != summary["rounds"]:
         raise ValueError(f"rounds.parquet has {len(rows)} of {summary['rounds']} rounds")
-    return SavedResult(summary, rows, load_model(model))
+    best = Best.loaded(best_model.read_bytes()) if summary.get("best") else None
+    if best is not None and best.facts != summary["best"]:
+        raise ValueError(f"{BEST} is of round {best.round}, and {RESULT[-1]} names another one")
+    return SavedResult(summary, rows, Outcome(load_model(model), summary.get("stopped") or "", best))
 
 
 def saved_config(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from ..config.earlier import today
 from ..errors import first_line
+from ..records.best_model import FILE as BEST
+from ..records.best_model import Best
 from ..records.history import History
 from ..storage.object_store import Folder
 from ..storage.sha256 import sha256, sha256_of_json
@@ -52,6 +54,8 @@ class Snapshot(NamedTuple):
     """The execution plan: what the bits depend on besides the configuration (clients in a block, and kernels)."""
     frozen: Mapping[str, Any] = MappingProxyType({})
     """Names and digest of the model's frozen tensors, see `frozen_facts` of the run; their numbers are not in it."""
+    best: Best | None = None
+    """The best model so far, without frozen tensors, if the run keeps it."""
 
 
 class Damaged(Exception):
@@ -215,6 +219,8 @@ def contents(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
     yield "server.safetensors", save({f"leaf{i}": leaf.contiguous() for i, leaf in enumerate(snapshot.server)})
     table = {"row": snapshot.row, "digest": snapshot.digest, "visits": snapshot.visits}
     yield "table.safetensors", save_arrays({name: np.ascontiguousarray(column) for name, column in table.items()})
+    if snapshot.best is not None:
+        yield BEST, snapshot.best.saved()
     for begin in range(0, len(snapshot.records), SEGMENT):
         yield segment(begin), save_arrays(snapshot.records.packed(begin, begin + SEGMENT))
 
@@ -236,6 +242,7 @@ def snapshot_of(manifest: Manifest, files: dict[str, bytes]) -> Snapshot:
         today(manifest["config"]),
         manifest["plan"],
         manifest.get("frozen", {}),
+        Best.loaded(files[BEST]) if BEST in files else None,
     )
 
 

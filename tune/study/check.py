@@ -15,6 +15,7 @@ from ...engine.config.differences import fork_changes
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.planning.execution_plan import without_numbers
+from ...engine.records.metrics import better
 from ...engine.run_spec import RunSpec
 from ...engine.runs.expected_columns import check_column
 from ...engine.runs.prepare import prepare
@@ -23,7 +24,7 @@ from ..tracking.writers import check_names
 from ..validation import refuse_test_metric
 from .cells import Cell, cells, first_values, grid, has_ranges, levels, planned
 from .searches import check_searches
-from .spec import Study, better
+from .spec import Study
 
 
 def checked(study: Study) -> Study:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from ...engine.config.differences import flatten
-from ...engine.config.schema import LARGEST_COUNT, Section, Trackers, validated
+from ...engine.config.schema import LARGEST_COUNT, Direction, Section, Trackers, validated
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.expanded import expanded
@@ -40,7 +40,7 @@ class Tune(Section):
     metric: str | None = None
     """The column of rounds.parquet that decides (default: that of the report; with `evaluate.validation`, the same on
     the rows for validation)."""
-    best: Literal["auto", "max", "min"] = "auto"
+    best: Direction = "auto"
     """Whether larger (`max`) or smaller (`min`) values of it are better. `auto` (default) is `report.best` if that is
     given, and otherwise follows from the metric in the same way."""
     last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
@@ -61,20 +61,12 @@ class Tune(Section):
         return float(values[-self.last :].mean())
 
 
-def better(metric: Any, lower: Iterable[str] = ()) -> Literal["max", "min"]:
-    """Whether larger or smaller values of a column are better, also of one over clients, such as
-    eval/clients/loss_worst. lower: as the workload has it."""
-    name = str(metric).replace("eval/clients/", "eval/").removesuffix("_worst")
-    name = name.replace("eval/test_", "eval/").replace("eval/validation_", "eval/")
-    return "min" if name.endswith("loss") or name in {f"eval/{each}" for each in lower} else "max"
-
-
 class Report(Section):
     """The section `report`."""
 
     metric: str = "eval/accuracy"
     """A column of rounds.parquet."""
-    best: Literal["auto", "max", "min"] = "auto"
+    best: Direction = "auto"
     """Whether larger (`max`) or smaller (`min`) values are better. `auto` (default) is `min` for the metrics that the
     workload names in `lower` and for those whose name ends in loss, else `max`."""
     last: int = Field(default=1, ge=1, le=LARGEST_COUNT)

@@ -61,7 +61,7 @@ class RunTracker(Observer):
             self.record(record)
 
     def end(self, result: Result) -> None:
-        self._close("finished", model_of(self.run_spec, lambda: result.model))
+        self._close("finished", model_of(self.run_spec, lambda: result.model), result.stopped)
 
     def failed(self, error: BaseException) -> None:
         if not self.has_writer:
@@ -75,8 +75,8 @@ class RunTracker(Observer):
         else:
             self._close("diverged" if isinstance(error, Diverged) else type(error).__name__)
 
-    def _close(self, status: str, model: Callable[[Path], Any] | None = None) -> None:
-        self.writer.end(End(TOP, status, folder=self.folder, texts=self._texts, model=model))
+    def _close(self, status: str, model: Callable[[Path], Any] | None = None, reason: str = "") -> None:
+        self.writer.end(End(TOP, status, reason, folder=self.folder, texts=self._texts, model=model))
         self.writer.close()
 
     def _texts(self) -> dict[str, str]:

@@ -28,6 +28,7 @@ from ...planning.execution_plan import asks_for_kernels, plan_execution
 from ...records.event_log import EventLog
 from ...rounds.driver import Driver, Event
 from ...rounds.pool import Pool
+from ...rounds.under_way import Outcome, UnderWay
 from ...run_spec import RunSpec
 from ...state.folders import discard
 from ...state.row_table import RowTable
@@ -61,24 +62,28 @@ update itself."""
 class DriverProcess:
     """The driver's actor. One thread runs the rounds; calls in other threads read the events or stop the run."""
 
-    def __init__(self, run_spec: RunSpec, alone: bool = False) -> None:
-        """alone: whether nobody else uses this Ray, so that there is room for the workers."""
-        updates = run_spec.experiment.federation.pace.versions > 1  # which may come in quick succession
+    def __init__(self, run_spec: RunSpec, alone: bool = False, waits: bool = False) -> None:
+        """alone: whether nobody else uses this Ray, so that there is room for the workers. waits: whether each round
+        waits until the launcher is done with the record of the one before."""
+        updates = run_spec.experiment.federation.pace.versions > 1 and not waits  # may come in quick succession
         self.run_spec, self.alone, self.events = run_spec, alone, EventLog(gap=EVENT_SECONDS if updates else 0.0)
-        self.signal = 0
+        self.waits, self.signal = waits, 0
+        self.driver: Driver | None = None
+        self.reason = ""  # why the launcher ends the run
         on_signal(self.stop)  # on a cluster that a batch system ends, the launcher may be elsewhere
 
-    def run(self) -> dict[str, Tensor]:
-        """Run all rounds. Returns the final model's tensors."""
+    def run(self) -> Outcome:
+        """Run all rounds."""
         try:
             with driver_lock(self.run_spec.directory, self._check):
                 return self._rounds()
         finally:
             self.events.end()
 
-    def _rounds(self) -> dict[str, Tensor]:
+    def _rounds(self) -> Outcome:
         data, client_index, test_rows, lines = self._data()
-        driver = Driver(self.run_spec, client_index, test_rows)
+        self.driver = driver = Driver(self.run_spec, client_index, test_rows)
+        driver.asked_to_end = lambda: self.reason
         for line in lines:
             driver.log(line)
         try:
@@ -89,7 +94,9 @@ class DriverProcess:
                     self.events.append(item)
                     if metrics is not None and isinstance(item, dict):
                         metrics.saw(item)
-            return driver.tensors()
+                    if self.waits and isinstance(item, dict):
+                        self.events.wait_until_done_with(self._check)
+            return driver.outcome()
         finally:
             driver.close()
 
@@ -147,9 +154,16 @@ class DriverProcess:
     def stop(self, signal: int) -> None:
         self.signal = self.signal or signal
 
-    def since(self, seen: int) -> tuple[list[Event], bool]:
-        """(the events after the first `seen`, whether the run is over). Waits until there is an event or the end."""
+    def since(self, seen: int, reason: str = "") -> tuple[list[Event], bool]:
+        """(the events after the first `seen`, whether the run is over). Waits until there is an event or the end.
+        reason: why the run shall end after its last round, "" if it shall go on."""
+        self.reason = self.reason or reason
         return self.events.since(seen)
+
+    def model(self) -> dict[str, Tensor]:
+        """The model after the last round."""
+        assert self.driver is not None
+        return self.driver.tensors()
 
 
 def lacking_kernels(run_spec: RunSpec, check: Callable[[], None]) -> Iterator[str]:
@@ -183,31 +197,34 @@ def examples(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
-def play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
-    """Run on Ray. Yields the driver's events, and returns the final model's tensors.
+def play(run_spec: RunSpec, stop: Callable[[], int], under_way: UnderWay) -> Generator[Event, None, Outcome]:
+    """Run on Ray. Yields the driver's events.
 
     stop: returns the number of a signal that shall end the run, or 0.
     """
     with ray_for(run_spec.experiment.engine, stop) as alone:
         engine = counted(run_spec.experiment.engine)
         check_bundles(engine)
-        return (yield from _play(run_spec.with_engine(engine), stop, alone))
+        return (yield from _play(run_spec.with_engine(engine), stop, under_way, alone))
 
 
-def _play(run_spec: RunSpec, stop: Callable[[], int], alone: bool) -> Generator[Event, None, dict[str, Tensor]]:
+def _play(
+    run_spec: RunSpec, stop: Callable[[], int], under_way: UnderWay, alone: bool
+) -> Generator[Event, None, Outcome]:
     """The same, in a process that is connected to Ray. alone: whether nobody else uses this Ray."""
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
     options |= carried(run_spec.experiment.engine.address)
     actor: Any = ray.remote(**options)(DriverProcess)
     watch = Watch(run_spec.experiment.engine.address)
-    driver = actor.remote(run_spec, alone)
+    driver = actor.remote(run_spec, alone, under_way.waited_for)
     final = driver.run.remote()
     try:
         watch.see_driver(started_within(START_SECONDS, driver.here.remote(), run_spec, stop))
-        yield from listen(driver, stop, watch)
-        tensors: Any = ray.get(final)
+        with under_way.going_on(lambda: ray.get(driver.model.remote())):
+            yield from listen(driver, stop, watch, lambda: under_way.reason)
+        outcome: Any = ray.get(final)
         watch.driver = None  # it has ended its work
-        return tensors
+        return outcome
     except RayTaskError as error:
         cause = error.cause if isinstance(error.cause, Exception) else error
         if isinstance(cause, Interrupted) and stop():
@@ -257,9 +274,11 @@ def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[
     return ray.get(here)
 
 
-def listen(driver: Any, stop: Callable[[], int], watch: Watch | None = None) -> Iterator[Event]:
+def listen(
+    driver: Any, stop: Callable[[], int], watch: Watch | None = None, why_end: Callable[[], str] = lambda: ""
+) -> Iterator[Event]:
     """The events of a driver until the run is over. A signal is passed to the driver once. watch: the processes without
-    which the run cannot go on.
+    which the run cannot go on. why_end: returns why the run shall end after its last round, "" if it shall go on.
 
     A driver without any event has nothing to checkpoint. It is not waited for, because its process may still be
     starting.
@@ -274,7 +293,7 @@ def listen(driver: Any, stop: Callable[[], int], watch: Watch | None = None) -> 
             driver.stop.remote(stop() or signal.SIGTERM)
             if watch is not None:
                 watch.ask_driver()
-        news = news or driver.since.remote(seen)
+        news = news or driver.since.remote(seen, *filter(None, [why_end()]))
         if ray.wait([news], timeout=LOOK_SECONDS)[0]:
             events, over = ray.get(news)
             seen, news = seen + len(events), None

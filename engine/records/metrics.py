@@ -1,0 +1,62 @@
+"""What follows from the values of a metric: which of two is better, and whether a run ends early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from ..config.schema import Direction, EarlyStop
+
+EVALUATION = "eval/"
+"""The beginning of the columns of an evaluation."""
+
+
+def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
+    """Whether larger or smaller values of a column are better, also of one over clients, such as
+    eval/clients/loss_worst. lower: as the workload has it."""
+    name = metric.replace("eval/clients/", "eval/").removesuffix("_worst")
+    name = name.replace("eval/test_", "eval/").replace("eval/validation_", "eval/")
+    return "min" if name.endswith("loss") or name in {f"eval/{each}" for each in lower} else "max"
+
+
+class Metric(NamedTuple):
+    """A column of the records, and whether larger (`max`) or smaller values (`min`) of it are better."""
+
+    name: str
+    mode: Literal["max", "min"]
+
+    @staticmethod
+    def of(name: str, best: Direction, lower: Iterable[str]) -> Metric:
+        """lower: as the workload has it."""
+        return Metric(name, better(name, lower) if best == "auto" else best)
+
+    def beats(self, value: float, other: float, margin: float = 0.0) -> bool:
+        """Whether a value is better than another one by more than the margin. NaN is worse than any number."""
+        if math.isnan(value) or math.isnan(other):
+            return not math.isnan(value)
+        return value > other + margin if self.mode == "max" else value < other - margin
+
+
+def why_stop(stop: EarlyStop, metric: Metric, measured: Sequence[tuple[int, float]], last: int) -> str:
+    """Why a run ends after round `last`, as a clause; "" if it goes on. metric: of `stop`. measured: (round, value) of
+    all rounds so far that have the metric.
+
+    It follows from the records alone, so that a run which was interrupted ends after the same round.
+    """
+    if not measured or measured[-1][0] != last or last < stop.after:
+        return ""
+    if stop.target is not None and not metric.beats(stop.target, measured[-1][1]):
+        return f"{metric.name} has reached {stop.target:g} with {measured[-1][1]:.6g}"
+    if stop.patience is None:
+        return ""
+    best, value = 0, math.nan
+    for number, one in measured:
+        if metric.beats(one, value, stop.margin):
+            best, value = number, one
+    since = sum(number > best for number, _ in measured)
+    if since < stop.patience:
+        return ""
+    than = f"{value:.6g} of round {best}" if best else "no number"
+    by = f" by more than {stop.margin:g}" if stop.margin else ""
+    return f"{metric.name} has not been better than {than}{by} in {since} evaluations"
