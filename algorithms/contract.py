@@ -8,6 +8,8 @@
     server_update    the server's next state, from the mean of the cohort's messages
     model            the model that is evaluated
 
+Methods whose clients have models of their own define an eighth, `client_model`.
+
 The functions are written for ONE client. The engine calls them for one client, or for a block of clients at once under
 `torch.func.vmap`; it averages the messages and gives the mean to the server. Therefore the client's functions change
 nothing in place, take no branch on a tensor's value (use `torch.where`), return tensors only (`()` for nothing, never
@@ -183,6 +185,12 @@ class Algorithm(ABC):
     not_private: str = ""
     """Why the method does not go with `privacy`, besides what the engine finds in its messages; "" if it does."""
 
+    own_models: bool = False
+    """Whether clients are evaluated with models of their own, see `client_model`."""
+
+    shares_model: bool = True
+    """False: clients send nothing of the model. Its running statistics then stay with them, too."""
+
     @property
     def variables(self) -> Any:
         """What the numbers of the public state stand for, besides their shapes: something that equals that of another
@@ -250,6 +258,12 @@ class Algorithm(ABC):
     def model(self, server: Server) -> Tree:
         """The model that is evaluated."""
 
+    def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
+        """The model that one client is evaluated with, all tensors of x in their order. `x`: `model` of the server's
+        state; `public`: what clients make of its broadcast; `client`: what the client keeps, `client_init(public)` if
+        it has never taken part."""
+        return x
+
     def local_norms(self, most: int) -> LocalNorms | None:
         """What the weights of clients with different numbers of local steps follow from, for up to `most` steps; None
         where the number of steps changes no weight."""
@@ -285,11 +299,22 @@ class Around(Algorithm):
         return self.method.not_private
 
     @property
+    def own_models(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.own_models
+
+    @property
+    def shares_model(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.shares_model
+
+    @property
     def variables(self) -> Any:
         return self.method.variables
 
     def origin(self, public: Any) -> Tree:
         return self.method.origin(public)
+
+    def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
+        return self.method.client_model(x, public, client)
 
     def local_norms(self, most: int) -> LocalNorms | None:
         return self.method.local_norms(most)

@@ -57,6 +57,10 @@ METHODS = {
         ("mifa", "the server uses the last update of every client", "Gu et al. 2021", "1 | 1 | 1 | 1"),
     ),
     **_family(
+        "A model for each client",
+        ("local_only", "every client trains a model of its own, nothing is sent", "Li et al. 2021", "1 | 0 | 0 | 1"),
+    ),
+    **_family(
         "Shared momentum and variance reduction",
         (
             "fedavg_m",

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..algorithms.aggregation.contract import Aggregator, Stage
 from ..algorithms.attacks.contract import Attack, PoisoningAttack
 from ..algorithms.contract import Algorithm, Deferred, RunContext
+from ..algorithms.local import Rule
 from ..algorithms.tree import Layout, Tree
 from ..workloads.workload import Split, Workload
 from .accelerators.settings import applied
@@ -32,10 +33,12 @@ from .kernels.agreement import Disagreement
 from .kernels.block_convolutions import entry_of
 from .kernels.contract import Kernels
 from .method_form.batch_norm import Buffered
+from .method_form.personal import Division, Personal, Turns
 from .privacy.privacy_plan import PrivacyPlan
 from .state.folders import state_folder
 from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
+from .workload.layers import chosen, normalisation_of, shown
 from .workload.model import building_model, check_network, check_size, like, multiplications, tensors_of
 from .workload.split import split_of
 
@@ -48,8 +51,6 @@ AS_QUICK_HERE = 4e9
 seconds with a small network, as long as the start of Ray."""
 LEAST_STEP = 2e5
 """The multiplications that a local step counts at least: a smaller one takes no less time."""
-SHOWN_NAMES = 8
-"""The largest number of frozen tensors that a text names."""
 
 
 class ExecutionPlan(NamedTuple):
@@ -58,6 +59,13 @@ class ExecutionPlan(NamedTuple):
 
     block: int
     kernels: str
+
+
+class KeptApart(NamedTuple):
+    """The names of the tensors that `personal` names, in the order of the model."""
+
+    personal: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
 
 class Backend(NamedTuple):
@@ -174,14 +182,30 @@ class RunSpec:
 
     def method(self, round: int = 1) -> Algorithm:
         """The method of a round (1 … R), with its schedules resolved to numbers, or to those of each local step."""
+        built = self._method(round)
+        count, division = self.shared_statistics, self.division
+        built = Buffered(built, count) if count else built
+        if division is not None:
+            built = self._personal(built, division, round)
+        return built if self.stage.clip is None else self.stage.clip.wrap(built, round)
+
+    def _personal(self, method: Algorithm, division: Division, round: int) -> Personal:
+        """The method with personal tensors."""
+        section = self.experiment.personal
+        if section is None:
+            return Personal(method, division, rule_of(method))
+        turns = None if section.split == "together" else Turns(*section.split, section.order)
+        rounds, rule = self.experiment.federation.rounds, rule_of(method) if section.rule == "same" else section.rule
+        built = self.registry.build("RULES", schedules.resolve(rule, round, rounds, "personal.rule"), "personal.rule")
+        return Personal(method, division, built, section.carry == "keep", turns)
+
+    def _method(self, round: int) -> Algorithm:
+        """The method of a round, as if all tensors of the model were shared parameters."""
         spec, federation = self.experiment.method, self.experiment.federation
         if schedules.counts_steps(spec):
             assert federation.local.steps is not None, "refused by the conflicts of the experiment"
-            built = scheduled(spec, self._built, round, federation.rounds, federation.local.steps)
-        else:
-            built = self._built(schedules.resolve(spec, round, federation.rounds, "method"))
-        built = Buffered(built, len(self.buffers)) if self.buffers else built
-        return built if self.stage.clip is None else self.stage.clip.wrap(built, round)
+            return scheduled(spec, self._built, round, federation.rounds, federation.local.steps)
+        return self._built(schedules.resolve(spec, round, federation.rounds, "method"))
 
     def _built(self, spec: Any) -> Algorithm:
         """The method of a specification without schedules."""
@@ -248,24 +272,76 @@ class RunSpec:
     def stage_plan(self) -> StagePlan:
         """The stage, and what follows for it from the federation."""
         federation, warm_start = self.experiment.federation, self.method().warm_start is not None
-        seed, buffers = self.experiment.seed, len(self.buffers)
-        return StagePlan(self.stage, federation, seed, self.sampler, self.byzantine, buffers, warm_start)
+        seed, statistics = self.experiment.seed, self.shared_statistics
+        return StagePlan(self.stage, federation, seed, self.sampler, self.byzantine, statistics, warm_start)
 
     @built_once
     def buffers(self) -> tuple[str, ...]:
-        """The names of the model's running statistics."""
+        """The names of the model's running statistics, without frozen ones."""
         with plugin_errors("workload", settings=self.experiment.workload):
-            return self.workload.buffers
+            return tuple(name for name in self.workload.buffers if name not in self.kept_apart.frozen)
+
+    @built_once
+    def kept_apart(self) -> KeptApart:
+        """The tensors that `personal` names. Raises ConfigError for settings that do not fit the model."""
+        section = self.experiment.personal
+        if section is None:
+            return KeptApart()
+        with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
+            statistics, named = self.workload.buffers, self.workload.init(self.experiment.seed)
+        names = [*(name for name in named if name not in statistics), *statistics]
+        norm = normalisation_of(self.workload.outline)
+        found = KeptApart(
+            *(
+                chosen(getattr(section, key), f"personal.{key}", names, statistics, norm, self._network_name)
+                for key in ("tensors", "frozen")
+            )
+        )
+        if both := [name for name in found.personal if name in found.frozen]:
+            raise ConfigError(
+                f"personal.frozen: no tensor may be personal and frozen, got {both[0]}; take it out of one"
+            )
+        if not {*names} - {*statistics, *found.personal, *found.frozen}:
+            what = f"all {len(names)} of {part_name(self.experiment.method)}'s"
+            raise ConfigError(
+                f"personal.tensors: some parameter must be shared, got {what}; choose a method that sends nothing for "
+                "local training"
+            )
+        return found
+
+    @property
+    def _network_name(self) -> str:
+        """What the model is called in messages."""
+        spec = self.experiment.workload
+        return part_name(spec.get("model", spec) if isinstance(spec, dict) else spec)
+
+    @built_once
+    def division(self) -> Division | None:
+        """How the model is divided into shared and personal tensors; None where none is personal. The running
+        statistics of a model of which nothing is sent are personal."""
+        names = self.kept_apart.personal
+        if not names and self.buffers and not self._method(1).shares_model:
+            names = self.buffers
+        if not names:
+            return None
+        return Division(self.initial_model().layout, names, sum(name in names for name in self.buffers))
+
+    @property
+    def shared_statistics(self) -> int:
+        """The number of running statistics that are sent."""
+        return len(self.buffers) - (0 if self.division is None else self.division.statistics)
 
     @property
     def context(self) -> RunContext:
-        """What a deferred method may depend on: S, N, R, K, the seed and the shapes of the model."""
+        """What a deferred method may depend on: S, N, R, K, the seed and the shapes of the shared parameters."""
         return self.context_with(self.layout)
 
     def context_with(self, layout: Layout) -> RunContext:
         """The same for a layout that is known already, because another run has the same model."""
         federation = self.experiment.federation
         sizes = (federation.cohort, federation.clients, federation.rounds, federation.local.steps)
+        if personal := self.kept_apart.personal:
+            layout = layout.pick(set(layout.names) - set(personal))
         return RunContext(*sizes, self.experiment.seed, layout)
 
     @built_once
@@ -285,8 +361,9 @@ class RunSpec:
     @built_once
     def method_has_schedule(self) -> bool:
         """Whether the method differs from round to round."""
-        private = self.privacy is not None and self.privacy.has_schedule
-        return private or schedules.has_schedule(self.experiment.method)
+        private, personal = self.privacy is not None and self.privacy.has_schedule, self.experiment.personal
+        own = personal is not None and schedules.has_schedule(personal.rule)
+        return private or own or schedules.has_schedule(self.experiment.method)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -415,6 +492,7 @@ class RunSpec:
         """The model before round 1, without its frozen tensors. Its buffers, if it has any, are the last tensors."""
         with building_model(self.experiment.workload):
             tensors = self.workload.init(self.experiment.seed)
+            tensors = {name: value for name, value in tensors.items() if name not in self.kept_apart.frozen}
             tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # moves buffers to the end
             if self.given_model is not None:
                 given = like({**tensors, **self.frozen}, self.given_model)
@@ -427,6 +505,9 @@ class RunSpec:
         no round, row, message or checkpoint has a copy."""
         with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
             tensors = self.workload.frozen(self.experiment.seed)
+            if names := self.kept_apart.frozen:
+                trained = self.workload.init(self.experiment.seed)
+                tensors = {**tensors, **{name: trained[name] for name in names}}
             given = self.given_model or {}
             return {name: floats_to(self.dtype, given.get(name, value)) for name, value in tensors.items()}
 
@@ -449,14 +530,30 @@ class RunSpec:
         """The frozen tensors in words, for logs; "" without any."""
         if not self.frozen:
             return ""
-        names = list(self.frozen)
-        others = f" and {len(names) - SHOWN_NAMES} others" if len(names) > SHOWN_NAMES else ""
         numbers = sum(value.numel() for value in self.frozen.values())
-        return f"{', '.join(names[:SHOWN_NAMES])}{others}, {numbers:,} numbers"
+        return f"{shown(list(self.frozen))}, {numbers:,} numbers"
+
+    @property
+    def personal_text(self) -> str:
+        """The personal tensors in words, for logs; "" without any."""
+        if self.division is None:
+            return ""
+        return f"{shown(self.division.names)}, {sum(self.division.personal.sizes):,} numbers"
 
     def split(self) -> Split:
         """The data and the rows of every client. Raises ConfigError for data that the run cannot use."""
         return split_of(self.workload, self.experiment, torch.finfo(self.dtype).max)
+
+
+def rule_of(method: Algorithm) -> Rule:
+    """The local rule of a method, or of the one that it wraps. Raises ConfigError if it has none."""
+    inner = method
+    while not isinstance(rule := getattr(inner, "rule", None), Rule):
+        inner = getattr(inner, "method", None)
+        if inner is None:
+            name = type(method).__name__.lower()
+            raise ConfigError(f"personal.rule: same needs a method with the one option rule, got {name}; give a rule")
+    return rule
 
 
 def floats_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:

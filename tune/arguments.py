@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..algorithms.parts.groups import PerGroup
 from ..engine.config.registry import resolve, signature
-from ..engine.config.schema import AsIf, Asynchronous, Pace, Privacy, Systems, WorkerGroup
+from ..engine.config.schema import AsIf, Asynchronous, Pace, Personal, Privacy, Systems, WorkerGroup
 
 Tables = Mapping[str, Mapping[str, Any]]
 """The tables of a registry."""
@@ -229,6 +229,7 @@ NAMES = {
     Privacy: "mapping",
     AsIf: "mapping",
     Systems: "mapping",
+    Personal: "mapping",
     Pace: "mapping",
     Asynchronous: "mapping",
 }

@@ -19,6 +19,7 @@ from ..engine.config.differences import flatten
 from ..engine.config.schema import Experiment, part_name
 from ..engine.errors import ConfigError
 from ..engine.method_form.batch_norm import Buffered
+from ..engine.method_form.personal import Personal
 from ..engine.method_form.scheduled import Scheduled
 from ..engine.method_form.state_spec import StateSpec
 from ..engine.records.lineage import lineage_of
@@ -48,6 +49,8 @@ def describe(experiment: Experiment, everything: bool = True) -> str:
     ]
     if everything:
         tables += arguments_of_parts(run_spec)
+    if run_spec.personal_text:
+        tables += ["", f"personal, trained and never sent: {run_spec.personal_text}"]
     if run_spec.privacy is not None:
         tables += ["", run_spec.privacy.description(run_spec.last_round)]
     return "\n".join([configuration(experiment, everything), *tables])
@@ -126,7 +129,7 @@ def compression(method: Algorithm, state_spec: StateSpec) -> list[str]:
     The last line divides all bytes that are sent, including indices, keys and scales, by the bytes of the parameters.
     This is the definition by which all compressions can be compared.
     """
-    while isinstance(method, Buffered | Scheduled):
+    while isinstance(method, Buffered | Personal | Scheduled):
         method = method.method
     if not isinstance(method, Compressing):
         return []

@@ -74,6 +74,14 @@ class Clipped(Algorithm):
     def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.weighted
 
+    @property
+    def own_models(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.own_models
+
+    @property
+    def shares_model(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.shares_model
+
     # --- the method's functions -------------------------------------------------------------------------------------
     def server_init(self, x: Tree) -> Server:
         server = self.method.server_init(x)
@@ -117,6 +125,9 @@ class Clipped(Algorithm):
 
     def model(self, server: Server) -> Tree:
         return self.method.model(self._server_of_method(server))
+
+    def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
+        return self.method.client_model(x, self._public_of_method(public), client)
 
     def local_norms(self, most: int) -> LocalNorms | None:
         return self.method.local_norms(most)

@@ -70,6 +70,7 @@ PLAN = "a fork keeps the execution plan of its parent, so that only the changes 
 STATES = "the states of the parent have another type"
 CLOCK = "the virtual clock begins in round 1"
 TIMELINE = "the timeline of an asynchronous run follows from it from the first dispatch on"
+OWN = "clients keep rows of another form with other tensors"
 ACCOUNT = "epsilon is accounted for the same sampling and noise in all rounds"
 
 REFUSED = {
@@ -86,6 +87,9 @@ REFUSED = {
     "engine.threads": PLAN,
     "engine.precision": PLAN,
     "privacy": ACCOUNT,
+    "personal.tensors": OWN,
+    "personal.frozen": OWN,
+    "personal.carry": OWN,
 }
 """Settings, or whole sections, that a fork must not change, and why."""
 

@@ -743,6 +743,78 @@ class Privacy(Section):
     )
 
 
+FORMS = ("head", "body", "norm", "norm_parameters", "statistics", "all")
+"""Texts that name tensors of a model, see `Personal`."""
+
+
+class Personal(Section):
+    """Tensors of the model that stay with each client, or are not trained at all, for any method.
+
+    A group of tensors is `head`, the parameters of the module that owns the last one; `body`, all others; {first: n} or
+    {last: n}, n layers; `norm`, the normalisation layers; `norm_parameters`, their scales and shifts; `statistics`, all
+    running statistics; or a list of shell patterns, as in [fc2.*].
+    """
+
+    tensors: str | dict[str, int] | list[str] = []
+    """The group that each client has for itself: never sent and never averaged (default: none)."""
+    frozen: str | dict[str, int] | list[str] = []
+    """The group that stays as it is before round 1 for all clients, neither trained nor sent (default: none)."""
+    split: Literal["together"] | tuple[int, int] = "together"
+    """`together` (default): every local step trains both sides; [a, b]: a parts of a visit's steps train the personal
+    tensors, and b parts the shared ones."""
+    order: Literal["personal", "shared"] = "personal"
+    """With `split`, the side that is trained first (default: personal)."""
+    rule: Any = "same"
+    """The local optimiser of the personal tensors, by its name in the table RULES or a name with arguments; `same`
+    (default) is the method's."""
+    carry: Literal["reset", "keep"] = "reset"
+    """What becomes of that optimiser's state after a visit: `reset` (default), or the client keeps it (`keep`)."""
+
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("tensors", "frozen", "some tensor must be personal or frozen", "leave the section out"),
+            lambda p: not p.tensors and not p.frozen,
+        ),
+        *(
+            Conflict(
+                *(key, "tensors", "needs personal tensors", "leave it out"),
+                lambda p, key=key: not p.tensors and is_set(p, key),
+            )
+            for key in ("split", "rule", "carry")
+        ),
+        Conflict(
+            *("order", "split", "says which part of a split is first", "give split as [1, 1], or leave it out"),
+            lambda p: p.order == "shared" and p.split == "together",
+        ),
+    )
+
+    @field_validator("tensors", "frozen", mode="before")
+    @classmethod
+    def _form(cls, value: Any) -> Any:
+        if isinstance(value, str) and value in FORMS:
+            return value
+        if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("first", "last"):
+            count = next(iter(value.values()))
+            if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
+                return value
+        if isinstance(value, list | tuple) and all(isinstance(pattern, str) for pattern in value):
+            return list(value)
+        raise ValueError(f"must be {', '.join(FORMS[:-1])}, {{first: n}}, {{last: n}} or a list of patterns")
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _parts(cls, value: Any) -> Any:
+        parts = isinstance(value, list | tuple) and len(value) == 2
+        if value == "together" or (parts and all(type(part) is int and part >= 1 for part in value)):
+            return value
+        raise ValueError("must be together, or two whole numbers of 1 or more")
+
+    @field_validator("rule")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return name_or_mapping(value)
+
+
 class Systems(Section):
     """The devices of the clients in virtual time, see docs/howto/fleets.md.
 
@@ -809,6 +881,8 @@ class Experiment(Section):
     """Client-level differential privacy, see `Privacy` (default: none)."""
     systems: Systems | None = None
     """The clients' devices in virtual time, see `Systems` (default: none, and no virtual clock)."""
+    personal: Personal | None = None
+    """Tensors of the model that stay with each client, see `Personal` (default: none)."""
     evaluate: Evaluate = Field(default_factory=Evaluate)
     """When and on which rows the model is evaluated."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
@@ -913,6 +987,21 @@ class Experiment(Section):
             lambda e: e.privacy and e.privacy.as_if and e.federation.sampled == "turns",
         ),
         Conflict(
+            *("personal.rule", "method", "same follows no schedule over steps", "give a rule"),
+            lambda e: (
+                e.personal is not None and e.personal.rule == "same" and e.personal.tensors and counts_steps(e.method)
+            ),
+        ),
+        Conflict(
+            *("personal.rule", "run", "a schedule over steps is for the rule of the method", "give over: rounds"),
+            lambda e: e.personal is not None and counts_steps(e.personal.rule),
+        ),
+        Conflict(
+            *("engine.state_dtype", "personal.tensors", "bfloat16 would round clients' models between visits"),
+            "set same",
+            lambda e: e.engine.state_dtype == "bfloat16" and e.personal is not None and e.personal.tensors,
+        ),
+        Conflict(
             *("privacy", "engine.device", "norms are computed in float64, which mps lacks", "choose cpu"),
             lambda e: e.privacy and e.engine.device == "mps",
         ),
@@ -932,6 +1021,7 @@ class Experiment(Section):
             federation: Federation | Mapping[str, Any] = Federation(),
             privacy: Privacy | Mapping[str, Any] | None = None,
             systems: Systems | Mapping[str, Any] | None = None,
+            personal: Personal | Mapping[str, Any] | None = None,
             engine: Engine | Mapping[str, Any] = Engine(),
             evaluate: Evaluate | Mapping[str, Any] = Evaluate(),
             checkpoint: Checkpoint | Mapping[str, Any] = Checkpoint(),
@@ -990,7 +1080,7 @@ class Experiment(Section):
         data["tracking"]["uri"] = redacted(self.tracking.uri)
         if isinstance(self.tracking.name, tuple):
             data["tracking"]["name"] = list(self.tracking.name)
-        for key in ("privacy", "systems"):
+        for key in ("privacy", "systems", "personal"):
             if data[key] is None:
                 del data[key]
         for section, key in (("evaluate", "stop"), ("checkpoint", "best")):

@@ -4,4 +4,5 @@ state_spec  the shapes of a method's states and messages; rows, bytes and the pa
 numbers     a method's numbers, such as step sizes, apart from everything else: methods of one form differ only in them
 scheduled   other numbers of a method's local rule in every local step
 batch_norm  running statistics beside a method, which never sees them
+personal    tensors of the model that stay with the client, beside a method, which never sees them
 """

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Around, Client, Local, Message, Oracle, Public, Round, Server
 from ...algorithms.tree import Layout, Tree
@@ -32,6 +33,12 @@ class WithBuffers(NamedTuple):
 
     method: Any
     buffers: Tree
+
+
+def buffers_in(public: Any) -> Tree | None:
+    """The running statistics in a public state; None where no client receives any."""
+    parts = pytree.tree_leaves(public, is_leaf=lambda part: isinstance(part, WithBuffers))
+    return next((part.buffers for part in parts if isinstance(part, WithBuffers)), None)
 
 
 def join_trees(first: Tree, last: Tree) -> Tree:
@@ -125,6 +132,10 @@ class Buffered(Around):
 
     def model(self, server: Server) -> Tree:
         return join_trees(self.method.model(self._method_server(server)), server.public.buffers)
+
+    def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
+        parameters, buffers = split_tree(x, self.count)
+        return join_trees(self.method.client_model(parameters, public.method, client), buffers)
 
     @property
     def warm_start(self) -> Algorithm | None:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Constant, Known, Message, Server
 from ...algorithms.tree import Tree
-from .batch_norm import WithBuffers
+from .batch_norm import buffers_in
 
 
 class StateSpec:
@@ -72,12 +72,14 @@ class StateSpec:
     @cached_property
     def buffers(self) -> int:
         """Bytes of running statistics that one client receives per round; it sends as many."""
-        return byte_count(self.public.buffers) if isinstance(self.public, WithBuffers) else 0
+        buffers = buffers_in(self.public)
+        return 0 if buffers is None else byte_count(buffers)
 
     @cached_property
     def statistics(self) -> int:
         """The number of running statistics, which are the last ones of the message's displacement."""
-        return self.public.buffers.flat.numel() if isinstance(self.public, WithBuffers) else 0
+        buffers = buffers_in(self.public)
+        return 0 if buffers is None else buffers.flat.numel()
 
     @cached_property
     def kept(self) -> int:

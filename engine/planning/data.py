@@ -10,6 +10,9 @@ from pathlib import Path
 
 from ...workloads.workload import Split
 from ..clients.modules import check_draws
+from ..cohorts.tasks import steps_of
+from ..errors import ConfigError
+from ..method_form.personal import Turns
 from ..records.event_log import STILL
 from ..records.partition_file import write_partition
 from ..run_spec import RunSpec
@@ -37,6 +40,7 @@ def checked_split(
         with told_while_slow(say):
             split = run_spec.split()
     keep_partition(run_spec, split)
+    check_turns(run_spec, split)
     check_draws(run_spec.workload, {**dict(run_spec.checked_initial_model().items()), **run_spec.frozen}, split)
     try_step(run_spec, split)
     return split
@@ -59,6 +63,19 @@ def told_while_slow(say: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+def check_turns(run_spec: RunSpec, split: Split) -> None:
+    """Raise ConfigError if a client's visit is too short for both parts of `personal.split`."""
+    personal = run_spec.experiment.personal
+    if personal is None or personal.split == "together":
+        return
+    steps = int(steps_of(split.client_index.sizes, run_spec.experiment.federation.local).min())
+    if steps < (least := Turns(*personal.split, personal.order).least_steps()):
+        raise ConfigError(
+            f"personal.split: both parts must get a step, got {list(personal.split)} with {steps} local steps; choose "
+            f"[1, 1], or {least} steps or more"
+        )
 
 
 def keep_partition(run_spec: RunSpec, split: Split) -> None:

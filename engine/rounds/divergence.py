@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +51,13 @@ def check(number: int, server: Server, x: Tree, limit: float, totals: RoundTotal
     problem = f"the model's norm is over {limit:.3g}" if finite else "the server's state is not finite"
     clause, remedy = likely_cause(totals.clients, x, before, limit)
     raise Diverged(number, f"{problem}{movements}{clause}", remedy)
+
+
+def check_personal(number: int, moved: Any) -> None:
+    """Raise Diverged if tensors that clients keep are not finite. moved: the mean squared norm of their changes in the
+    round."""
+    if not math.isfinite(moved):
+        raise Diverged(number, "the personal tensors of some client are not finite", CLIENT_REMEDY)
 
 
 def is_finite(leaf: Tensor) -> bool:

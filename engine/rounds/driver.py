@@ -56,7 +56,7 @@ from ..state.row_table import RowTable
 from ..storage.atomic_write import write
 from ..user_code import plugin_errors
 from ..workload.model import wider_than
-from .divergence import check, growth_limit
+from .divergence import check, check_personal, growth_limit
 from .pool import Call, Phase, Phases, Pool, finished, played
 from .resuming import check_usable
 from .retry import Retry
@@ -101,6 +101,8 @@ class Driver:
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         if run_spec.frozen:
             self.log(f"frozen, neither trained nor sent: {run_spec.frozen_text}")
+        if run_spec.personal_text:
+            self.log(f"personal, trained and never sent: {run_spec.personal_text}")
         if run_spec.workload.outline is not None and (wider := wider_than(run_spec.dtype, run_spec.workload.outline)):
             self.log(f"rounded to engine.dtype={experiment.engine.dtype}, in which the run computes: {wider}")
         self.consistent = True  # False in the middle of a commit
@@ -277,6 +279,7 @@ class Driver:
             metrics = {} if skipped else self.method.server_metrics(self.server, mean, round)
         try:
             check(number, server, model, self.limit, totals, self.model)
+            check_personal(number, mean.facts.get("personal_norm2", 0.0))
         except Diverged as error:
             if not (liars := int(aggregated.columns.get("robust/byzantine", 0))):
                 raise

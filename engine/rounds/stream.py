@@ -37,6 +37,7 @@ from ..errors import ClientFailed
 from ..fleet.asynchronous import AsynchronousPlanner
 from ..fleet.planner import Update
 from ..fleet.timeline import UNUSED, Job
+from ..method_form.batch_norm import buffers_in
 from ..method_form.state_spec import StateSpec
 from ..reduction.tree import TIMES, Leaves, RoundTotals, Sums, TaskResult, TreeShape, add_sparse, add_sums
 from ..state.row_table import RowTable
@@ -190,8 +191,8 @@ class Stream(Training):
             self.broadcasts[version] = [leaf.cpu().numpy().copy() for leaf in pytree.tree_leaves(public)]
             if self.pace.base == "current":
                 self.origins[version] = method.origin(method.unpack(public)).flat.clone()
-            elif self.state_spec.statistics:
-                self.origins[version] = public.buffers.flat.clone()
+            elif (buffers := buffers_in(public)) is not None:
+                self.origins[version] = buffers.flat.clone()
         for each in range(self.planned, version + 1):
             groups = self._groups_of(each) if each in self.broadcasts else []
             self.unfinished[each] = len(groups)

@@ -18,6 +18,7 @@ from ...workloads.classification import Classification
 from ..config.conflicts import Conflict, refuse
 from ..config.schema import Asynchronous, Experiment, Pace, is_set
 from ..kernels.library import NoKernels
+from ..method_form.personal import Personal
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
 
@@ -152,7 +153,7 @@ SAMPLING = rows(
     (
         *("workload", "method", "running statistics do not go with a method that weighs clients by their steps"),
         "choose another method",
-        lambda b: b.run_spec.buffers and b.method.local_norms(1) is not None,
+        lambda b: b.run_spec.shared_statistics and b.method.local_norms(1) is not None,
     ),
 )
 
@@ -261,7 +262,35 @@ FILES = rows(
     )
 )
 
-BUILT_CONFLICTS = (*AGGREGATION, *SAMPLING, *ASYNCHRONOUS, *ENGINE, *FILES)
+
+# --- clients' own models ----------------------------------------------------------------------------------------------
+def wrapped_method(built: Built) -> Algorithm:
+    """The method that `personal` wraps."""
+    method = built.method
+    while not isinstance(method, Personal):
+        method = method.method  # pyright: ignore[reportAttributeAccessIssue] a wrapper around it
+    return method.method
+
+
+def has_personal(built: Built) -> bool:
+    """Whether the section `personal` gives tensors to clients."""
+    return bool(built.run_spec.kept_apart.personal)
+
+
+PERSONAL = rows(
+    (
+        *("personal", "method", "does not go with a method that keeps a whole model of each client"),
+        "choose another method, or leave personal out",
+        lambda b: has_personal(b) and wrapped_method(b).own_models,
+    ),
+    (
+        *("aggregate", "personal.tensors", "the rule trains a model at the server, which has no personal tensors"),
+        "choose another rule",
+        lambda b: b.run_spec.division is not None and b.rule.extra == "trusted",
+    ),
+)
+
+BUILT_CONFLICTS = (*AGGREGATION, *SAMPLING, *ASYNCHRONOUS, *ENGINE, *FILES, *PERSONAL)
 
 
 def check_conflicts(built: Built) -> None:

@@ -115,6 +115,6 @@ def check_privacy(built: Built, x: Tree) -> None:
     if privacy is None:
         return
     method = privacy.unwrapped(built.method)
-    privacy.check_method(method, len(run_spec.buffers))
+    privacy.check_method(method, run_spec.shared_statistics)
     privacy.check_message(StateSpec(method, x).message)
     privacy.check_spending()

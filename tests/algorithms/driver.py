@@ -26,6 +26,12 @@ class Run(NamedTuple):
     def models(self):
         return [self.method.model(server) for server in self.servers]
 
+    def own_models(self):
+        """What each client is evaluated with at the end."""
+        server = self.servers[-1]
+        public = self.method.unpack(self.method.broadcast(server))
+        return [self.method.client_model(self.method.model(server), public, each) for each in self.clients[-1]]
+
 
 def tree(x):
     return Tree.of({name: torch.as_tensor(value) for name, value in x.items()})

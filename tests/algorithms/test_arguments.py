@@ -88,7 +88,7 @@ STATEFUL = {"rule": {"name": "momentum", "lr": 0.04, "mu": 0.5}}
 SERVERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedexp_m", "feddu_adagrad", "feddu_adam")
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     **{(method, "mu"): {"local": "prox"} for method in SERVERS},
-    **{(method, "carry"): STATEFUL for method in ("fedavg", "fedprox", "scaffold")},
+    **{(method, "carry"): STATEFUL for method in ("fedavg", "fedprox", "scaffold", "local_only")},
     **{("stem", name): {"schedule": "stem"} for name in ("w", "sigma2", "c")},
     ("ef21_p", "beta"): {"memory": "shift"},
     ("fedbat", "feedback"): {"both_ways": True},
@@ -153,7 +153,7 @@ def literals(hint: Any) -> tuple[Any, ...]:
 
 
 def outcome(method: str, **given: Any) -> torch.Tensor:
-    """The models after all rounds; ConfigError if the arguments are refused."""
+    """The models after all rounds, and those of the clients at the end; ConfigError if the arguments are refused."""
     spec = {"name": method, **BASE.get(method, {}), **given}
     try:
         built = TABLES.build("METHODS", spec, "method")
@@ -162,7 +162,8 @@ def outcome(method: str, **given: Any) -> torch.Tensor:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     steps = {(r, i): STEPS for r, cohort in enumerate(COHORTS) for i in cohort}
-    models = torch.cat([model.flat for model in run(built, PROBLEM, COHORTS, steps).models()])
+    result = run(built, PROBLEM, COHORTS, steps)
+    models = torch.cat([model.flat for model in [*result.models(), *result.own_models()]])
     assert models.isfinite().all(), f"{spec} diverges, and NaN equals nothing: choose other values"
     return models
 

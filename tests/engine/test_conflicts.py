@@ -148,6 +148,19 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("privacy.scales", "shares", ["privacy={clip: 1.0, noise: 0, scales: {delta: 1}, shares: {delta: 1}}"]),
     ("privacy.clip", "shares", ["privacy={clip: {name: quantile}, noise: 0, shares: {delta: 1}}"]),
     ("privacy.as_if.cohort", "clients", [private("as_if: {clients: 2, cohort: 5}")]),
+    ("personal.rule", "method", ["personal={tensors: head}", OVER_STEPS]),
+    (
+        *("personal.rule", "run"),
+        ["personal={tensors: head, rule: {name: sgd, lr: {schedule: linear, start: 0.1, over: steps}}}"],
+    ),
+    ("engine.state_dtype", "personal.tensors", ["personal={tensors: head}", "engine.state_dtype=bfloat16"]),
+    ("personal", "method", ["personal={tensors: head}", "method=local_only"]),
+    ("aggregate", "personal.tensors", ["personal={tensors: head}", "aggregate=fltrust"]),
+    ("personal.tensors", "frozen", ["personal={split: together}"]),
+    ("personal.split", "tensors", ["personal={frozen: head, split: [1, 1]}"]),
+    ("personal.rule", "tensors", ["personal={frozen: head, rule: sgd}"]),
+    ("personal.carry", "tensors", ["personal={frozen: head, carry: keep}"]),
+    ("personal.order", "split", ["personal={tensors: head, order: shared}"]),
 ]  # fmt: skip
 """Of each row the setting that is refused, what it does not go with, and what a configuration changes to have both."""
 

@@ -122,7 +122,9 @@ def test_conflicts_name_keys_that_exist():
     for prefix, some in configuration.ALL_CONFLICTS.items():
         for conflict in some:
             for key in (f"{prefix}{conflict.key}", f"{prefix}{conflict.other}"):
-                part = key.startswith(("out", "run", "aggregate.", "federation.sampler.", "privacy", "systems"))
+                part = key.startswith(
+                    ("out", "run", "aggregate.", "federation.sampler.", "personal", "privacy", "systems")
+                )
                 assert part or key in known or key.removeprefix("federation.pace.") in known, key
 
 

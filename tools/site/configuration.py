@@ -18,6 +18,7 @@ from fedfleet.engine.config.schema import (
     Federation,
     Local,
     Pace,
+    Personal,
     Privacy,
     Systems,
     WorkerGroup,
@@ -63,6 +64,12 @@ SYSTEMS = """\
 The clients' devices in virtual time, see [the guide](../howto/fleets.md). Without this section there is no virtual
 clock.
 """
+PERSONAL = """\
+## The section `personal`
+
+Tensors of the model that stay with each client, or are not trained, see [the guide](../howto/personal.md). Without this
+section all tensors are shared.
+"""
 PACE = """\
 ## The pace of rounds
 
@@ -98,6 +105,7 @@ ALL_CONFLICTS = {
     "engine.": Engine.conflicts,
     "privacy.": Privacy.conflicts,
     "privacy.as_if.": AsIf.conflicts,
+    "personal.": Personal.conflicts,
 }
 """What stands before the keys of rows -> the rows."""
 FILLED_IN = ("name", "notes")
@@ -126,6 +134,7 @@ def page() -> str:
         rows([*keys(Privacy, "privacy."), *keys(AsIf, "privacy.as_if.")]),
     ]
     parts += [SYSTEMS, rows(keys(Systems, "systems."))]
+    parts += [PERSONAL, rows(keys(Personal, "personal."))]
     parts += [PACE, rows(keys(Pace, "federation.pace."))]
     parts += [ASYNCHRONOUS, rows(keys(Asynchronous, "federation.pace."))]
     parts += [SEARCH, rows(keys(SearchSettings, "search."))]
