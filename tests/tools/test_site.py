@@ -109,6 +109,21 @@ def test_charts_are_linked(site: Path):
     assert "<svg" in (site / "reference/methods" / chart).read_text("utf-8")
 
 
+def test_the_first_page_has_the_command_and_the_figures_of_the_readme(site: Path):
+    page = (site / "index.html").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for title in ("Install", "Speed and guarantees"):
+        first = readme.partition(f"## {title}\n\n")[2].split()[:4]
+        assert " ".join(first) in " ".join(page.split())
+    assert "fedfleet run digits method.name=fedavg" in page
+    assert 'href="compare.html"' in page
+
+
+def test_a_report_leads_to_the_pages_of_its_methods(site: Path):
+    page = (site / "results/fedmuon-bc-fmnist/report.html").read_text("utf-8")
+    assert 'href="../../reference/methods/local_muon.html"' in page
+
+
 # --- what the generated pages say -------------------------------------------------------------------------------------
 def cells(page: str) -> dict[str, list[str]]:
     """The rows of all tables, by their first cell without backquotes."""

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path, and not as 
 
 from fedfleet.engine.config.registry import Registry  # noqa: E402
 from fedfleet.engine.config.schema import Experiment  # noqa: E402
-from tools.site import charts, commands, configuration, identities, measured, methods, parts, record  # noqa: E402
+from tools.site import charts, commands, configuration, identities, inserts, measured, methods, parts, record  # noqa: E402
 
 METHODS = "reference/methods/"
 FROM_ROOT = {
@@ -65,10 +65,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Give the pages that readers look for first more weight in the search, and those that mention everything less."""
-    weight = next((weight for begin, weight in WEIGHTS.items() if page.file.src_uri.startswith(begin)), 1)
+    """Give the pages that readers look for first more weight in the search, and those that mention everything less; and
+    add what pages get from elsewhere."""
+    path = page.file.src_uri
+    weight = next((weight for begin, weight in WEIGHTS.items() if path.startswith(begin)), 1)
     page.meta.setdefault("search", {"boost": weight})
-    return markdown
+    of_root = {source: target for target, source in FROM_ROOT.items()}
+    return inserts.with_sections(inserts.with_methods(markdown, path), of_root)
 
 
 def generated() -> Iterator[tuple[str, str]]:
