@@ -65,7 +65,8 @@ class Section(BaseModel):
     def _no_bool_for_a_number(cls, value: Any, info: Any) -> Any:
         """Refuse true and false for a number: to Python they are 1 and 0."""
         wanted = cls.model_fields[info.field_name].annotation
-        if isinstance(value, bool) and bool not in (wanted, *get_args(wanted)):
+        allowed = (wanted, *get_args(wanted))
+        if isinstance(value, bool) and bool not in allowed and all(each is not value for each in allowed):
             raise ValueError(f"must not be {str(value).lower()}")
         return value
 
@@ -663,9 +664,10 @@ class Tracking(Trackers):
     clients: bool = False
     """Whether the loss, movement and steps of every client in every round are also written, as Parquet files in the
     folder of the run, and with `systems` its visit in virtual time."""
-    model: bool = True
-    """Whether the final model is logged too, in a form that `mlflow.pytorch.load_model` loads; it takes some seconds at
-    the end of a run."""
+    model: Literal[True, False, "graph"] = True
+    """What MLflow gets of the final model: its tensors as model.safetensors (`true`, default), nothing (`false`), or
+    `graph`, which `mlflow.pytorch.load_model` loads without FedFleet; a graph takes some seconds at the end of a run.
+    """
     system: bool = False
     """Whether the load of the processors, memory, disk, network and GPUs is recorded while the run goes on."""
     metrics: bool = True

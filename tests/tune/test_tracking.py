@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
 
 import psutil
 import pytest
+import torch
 import yaml
 
 from fedfleet.engine import Experiment
@@ -43,7 +45,6 @@ from ..faults.runs import Watch, interrupt
 from .commands import COMMAND, invoke, kill, shell, until
 
 RUN = ("run", "digits", "engine.backend=local", "federation.rounds=7", "seed=4", "--json", "--quiet", "--out", "mine")
-RUN += ("tracking.model=false",)  # exporting a model takes seconds; one test has it
 SECRET = "hunter2"
 
 
@@ -164,12 +165,21 @@ def test_the_commit_is_the_users(here: Path):
         assert tags["mlflow.user"]
 
 
-def test_the_model_is_logged_and_can_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_tensors_of_the_model_are_logged(here: Path):
+    """By default the logged model is the file of the run's folder."""
+    assert invoke(*RUN).exit_code == 0
+    client, run = only_run(store("auto"))
+    (made,) = run.outputs.model_outputs
+    logged = client.get_logged_model(made.model_id)
+    folder = Path(unquote(urlsplit(logged.artifact_location).path))
+    assert (logged.status, {file.name for file in folder.iterdir()}) == ("READY", {"MLmodel", "model.safetensors"})
+    assert (folder / "model.safetensors").read_bytes() == (here / "mine" / "model.safetensors").read_bytes()
+
+
+def test_the_graph_of_the_model_is_logged_and_can_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch):
     """MLflow's own function, which refuses pickles by default, loads it. The logits are those of the run's model, also
     for another number of rows than the example has."""
-    import torch
-
-    done = invoke(*RUN, "tracking.model=true", "workload.model={name: mlp, hidden: [8]}")
+    done = invoke(*RUN, "tracking.model=graph", "workload.model={name: mlp, hidden: [8]}")
     assert (done.exit_code, done.stderr) == (0, "")
     uri = f"sqlite:///{here / 'mlflow.db'}"
     client, run = only_run(uri)
@@ -222,11 +232,10 @@ DIGITS = {"name": "digits"}
         ({"name": "regularised", "decay": 0.1, "of": DIGITS}, Digits),
     ],
 )
-def test_what_has_a_network_has_a_model(workload: Any, inner: type | None):
-    """The model of a min-max problem is the network of the classification in it; a quadratic has no model."""
-    import torch
-
-    made = {"workload": workload, "method": "fedavg", "federation": {"clients": 4, "cohort": 2, "rounds": 2}}
+def test_what_has_a_network_has_a_graph(workload: Any, inner: type | None):
+    """The graph of a min-max problem is that of the classification in it; a quadratic has none."""
+    federation, tracking = {"clients": 4, "cohort": 2, "rounds": 2}, {"model": "graph"}
+    made = {"workload": workload, "method": "fedavg", "federation": federation, "tracking": tracking}
     run_spec = RunSpec.of("x", Experiment.model_validate(made))
     found = with_network(run_spec.workload)
     assert (model_of(run_spec, dict) is None) == (inner is None)
@@ -268,7 +277,7 @@ def test_a_store_of_files_where_it_is_allowed(here: Path, monkeypatch: pytest.Mo
 
 def test_the_load_of_the_machine(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
-    made = load("digits", ["tracking.system=true", "tracking.model=false"])
+    made = load("digits", ["tracking.system=true"])
     tracker = MlflowTracker()
     tracker.begin(prepare(made, "load"))
     tracker.record({"round": 1, "train/loss": 1.0})
@@ -666,7 +675,7 @@ def test_python_reaches_the_same_store(here: Path):
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
-STOPPED = ("run", "digits", "engine.backend=local", "checkpoint.every=2", "tracking.model=false", "--out", "mine")
+STOPPED = ("run", "digits", "engine.backend=local", "checkpoint.every=2", "--out", "mine")
 
 
 def statuses(uri: str) -> tuple[Any, Any]:

@@ -1,14 +1,16 @@
-"""The final model of a run as a model of MLflow, which `mlflow.pytorch.load_model` loads without this package.
+"""The final model of a run as a model of MLflow: its tensors, or a graph, which `mlflow.pytorch.load_model` loads
+without this package.
 
-The model is the network alone, in evaluation mode, from inputs as the data set has them to logits. It is exported as a
-graph (torch.export), so that loading it executes no pickle and needs none of the user's classes. Nothing is unpickled
-here either: the tensors come from the run itself, or from a file in safetensors.
+The graph is the network alone, in evaluation mode, from inputs as the data set has them to logits. It is exported by
+torch.export, so that loading it executes no pickle and needs none of the user's classes. Nothing is unpickled here
+either: the tensors come from the run itself, or from a file in safetensors. To export a graph takes longer than some
+runs, so that it is written only for those who ask for it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,15 @@ from torch import Tensor, nn
 
 from ...engine.config.schema import Experiment
 from ...engine.run_spec import RunSpec
-from ...engine.runs.saved_files import load_model
+from ...engine.runs.saved_files import load_model, save_model
 from ...workloads.classification import Classification
 from ...workloads.problems.minimax import OverClassification
 from ...workloads.workload import Workload
 from ...workloads.wrappers.wrapped import Wrapped
 from .stores import load_mlflow
+
+TENSORS = "model.safetensors"
+"""Name of the file with the tensors of a model."""
 
 ROWS = 2
 """Rows of the input example. The exporter would take a single row to mean that there is never another number."""
@@ -67,26 +72,37 @@ def example(workload: WithNetwork) -> np.ndarray:
 
 
 def model_of(run_spec: RunSpec, tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[Path], Any] | None:
-    """The function that exports the final model of a run into a new folder in MLflow's format and returns the
-    mlflow.models.Model; None if the model is not to be logged, or if the workload has no network. tensors: returns
-    those of the model. The function raises whatever torch raises for a network that cannot be exported."""
+    """The function that writes the final model of a run into a new folder in MLflow's format and returns the
+    mlflow.models.Model; None if the model is not to be logged, or if there is to be a graph and the workload has no
+    network. tensors: returns those of the model. The function raises whatever torch raises for a network that cannot be
+    exported."""
+    form = run_spec.experiment.tracking.model
+    if form != "graph":
+        return (lambda folder: write_tensors(tensors(), list(run_spec.frozen), folder)) if form else None
     workload = with_network(run_spec.workload)
-    if not run_spec.experiment.tracking.model or workload is None:
-        return None
-    return lambda folder: export(workload, tensors(), folder)
+    return None if workload is None else lambda folder: export(workload, tensors(), folder)
 
 
 def kept_model(run: Path, experiment: Callable[[], Experiment]) -> Callable[[Path], Any] | None:
     """Exports the final model in the folder of a run; None if the folder has none. experiment: returns that of the
     run."""
-    file = run / "model.safetensors"
+    file = run / TENSORS
     if not file.is_file():
         return None
     return model_of(RunSpec.of("model", experiment()), lambda: load_model(file))
 
 
+def write_tensors(tensors: Mapping[str, Tensor], frozen: Sequence[str], folder: Path) -> Any:
+    """See `model_of`: the tensors, in a file like that of the run's folder."""
+    folder.mkdir()
+    save_model(dict(tensors), folder / TENSORS, frozen)
+    described = load_mlflow().models.Model()
+    described.add_flavor("safetensors", data=TENSORS)
+    return described
+
+
 def export(workload: WithNetwork, tensors: Mapping[str, Tensor], folder: Path) -> Any:
-    """See `model_of`."""
+    """See `model_of`: the network as a graph."""
     mlflow = load_mlflow()
     predictor, inputs = Predictor(workload, tensors).eval(), example(workload)
     with torch.no_grad():
