@@ -30,7 +30,6 @@ from .config.registry import Plugin, Registry, find_plugin
 from .config.schema import Engine, Experiment, part_name
 from .errors import ConfigError
 from .kernels.agreement import Disagreement
-from .kernels.block_convolutions import entry_of
 from .kernels.contract import Kernels
 from .method_form.batch_norm import Buffered
 from .method_form.personal import Division, Personal, Turns
@@ -54,8 +53,7 @@ LEAST_STEP = 2e5
 
 
 class ExecutionPlan(NamedTuple):
-    """How clients are run: the number of clients in a block, and the name of the kernels, see `kernels/table.py`; some
-    may have products, see `kernels/block_convolutions.py`."""
+    """How clients are run: the number of clients in a block, and the name of the kernels, see `kernels/table.py`."""
 
     block: int
     kernels: str
@@ -410,11 +408,15 @@ class RunSpec:
         """The multiplications of the forward passes of all local steps, with at least LEAST_STEP for each step;
         infinity where they cannot be counted before the data are read."""
         federation = self.experiment.federation
-        steps, batch = federation.local.steps, federation.local.batch
-        if steps is None:
+        if federation.local.steps is None:
             return math.inf
+        one = max(LEAST_STEP, self.multiplications_of_batch())
+        return federation.rounds * federation.cohort * federation.local.steps * one
+
+    def multiplications_of_batch(self) -> float:
+        """The multiplications of a forward pass for one batch; infinity where they cannot be counted."""
         one = multiplications(self.workload) if self.workload.outline is not None else sum(self.layout.sizes)
-        return federation.rounds * federation.cohort * steps * max(LEAST_STEP, batch * one)
+        return self.experiment.federation.local.batch * one
 
     @property
     def workers(self) -> int:
@@ -472,7 +474,7 @@ class RunSpec:
 
     def kernels_named(self, name: str) -> Kernels:
         """The kernels with this name in a plan. Raises ConfigError if there are none."""
-        built = self.registry.build("KERNELS", entry_of(name), "engine.kernels")
+        built = self.registry.build("KERNELS", name, "engine.kernels")
         if not isinstance(built, Kernels):
             raise ConfigError(f"engine.kernels: {name} gives {built!r}; give a class of Kernels in the table")
         return built
@@ -568,5 +570,5 @@ def auto_block(parameters: int, cohort: int, device: str) -> int:
     finds that this is so below 50,000 parameters. Convolutions and large layers run faster one client at a time. A GPU
     needs many clients at once to be busy.
     """
-    block = 64 if device == "cuda" else 16 if parameters < 50_000 else 1
+    block = cohort if device == "cuda" else 16 if parameters < 50_000 else 1
     return min(cohort, block)

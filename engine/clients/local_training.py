@@ -299,7 +299,7 @@ class LocalTrainer:
     def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
         """A local step of a block: (client states, local states, batches, done (c,)) -> (the next local states, what
         was kept of each client's loss)."""
-        return vmap(
+        return self.kernels.together(
             lambda client, local, batch, done: self.step(
                 BatchOracle(Gradient.apply, self, batch, done), public, client, local
             )
@@ -330,7 +330,7 @@ class LocalTrainer:
         inputs = (*given, batches(0), number(0, self.device))
         recording = self.recorder.recording(self._recorded, inputs, local)
         proves = recording is not None and self.recorder.is_to_be_proven(recording)
-        if recording is None or proves or not recording.can_be_used():
+        if recording is None or proves or not self.recorder.can_use(recording):
             return self._proving_steps(given, local, longest, batches, recording if proves else None)
         copy_into(recording.inputs, inputs)
         copy_into(recording.local, local)
@@ -351,7 +351,7 @@ class LocalTrainer:
             inputs = (*given, batches(k), number(k, self.device))
             after = self._recorded(inputs, local)
             if recording is not None and not recording.gives(inputs, local, after):
-                before = ", and so perhaps did some before" if recording.can_be_used() else ""
+                before = ", and so perhaps did some before" if self.recorder.can_use(recording) else ""
                 self.recorder.refuse(f"a replay gave other bits than the step{before}")
                 recording = None
             local = after

@@ -232,7 +232,7 @@ class Worker:
     def train_block(self, under_way: TaskUnderWay, block: slice) -> None:
         """The clients of one block, at once or one after another. block: their positions in the task."""
         count = block.stop - block.start
-        if self.vectorise and count > 1:
+        if self.vectorise and (count > 1 or self.kernels.blocks_of_one):
             self._train_at_once(under_way, block)
             return
         for position in range(block.start, block.stop):

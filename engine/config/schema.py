@@ -420,15 +420,17 @@ class Engine(Section):
     """The GPUs that each worker reserves, 0 or more; may be a fraction."""
     block: int | Literal["auto"] = "auto"
     """The number of clients that a worker trains at once, at least 1; or `auto` (default), which is measured once if
-    the run is long and follows from a rule if it is short; 1 with `kernels=channels_last`."""
+    the run is long or on a CUDA device, and else follows from a rule; 1 with `kernels=channels_last`."""
     kernels: str = "auto"
     """The kernels that compute losses and gradients. `torch`: only those of torch; `channels_last`: those of torch,
     with the channels of images last in memory while a client trains alone; `native`: also compiled convolutions, and
     no computation for the padding of texts while a client trains alone; `chain`: compiled code that computes the loss
     of a whole network and its gradient in one call. These three are for float32 on a CPU. They are used only after a
-    proof on the data of the run that they compute what torch computes. `graph` is for CUDA devices: torch's kernels,
-    and the local steps of a block are replayed from a CUDA graph, to the same bits. `auto` (default): the fastest in a
-    measurement if the run is long, else `torch`. A plug-in may add others to the table `KERNELS`."""
+    proof on the data of the run that they compute what torch computes. Three are for CUDA devices, and replay the local
+    steps of a block from a CUDA graph, to the same bits: `graph` has torch's kernels, `products` computes convolutions
+    of a block as batched products, after a proof, and `streams` has each client of a block on one of four streams, with
+    the kernels that it has alone. `auto` (default): the fastest in a measurement if the run is long or on a CUDA
+    device, else `torch`. A plug-in may add others to the table `KERNELS`."""
     vectorise: bool = True
     """Whether the clients of a block run at once under torch.func.vmap."""
     device: str = "auto"

@@ -10,7 +10,8 @@ cuda_graph           `graph`: torch's own kernels on a GPU, where the steps of a
 fused_chain          `chain`: loss and gradient of a small network in one compiled call, and plain descent in one call
 operators            `native`: compiled convolutions and Newton-Schulz iterations in the place of torch's
 channels_last        `channels_last`: images with their channels last and Winograd's filtering
-block_convolutions   a block's convolutions as batched products, for GPUs
+block_convolutions   `products`: the same, and a block's convolutions are batched products
+streams              `streams`: the clients of a block on several streams of one CUDA graph, each as it is alone
 recorded_step, tape  steps that are recorded once and replayed: as a CUDA graph, or as operations of torch
 agreement            whether two results agree, to the bit or within rounding: all proofs compare by it
 library, csrc/       the compiled library and its sources, of which library.cpp is the one that is compiled

@@ -1,96 +1,99 @@
-"""Convolutions of a block of clients as one batched product, in the place of torch's grouped convolution.
+"""Convolutions of a block of clients as batched products, in the place of torch's grouped convolution.
 
-Under vmap, the convolution of clients with weights of their own becomes one convolution with a group for each client.
-Libraries for GPUs are slow at that for some shapes and fast for others. As a product, the inputs are unfolded to
-columns (I k l, B L), which every client multiplies with its weights (O, I k l): more memory, and a kernel that is
-always well tuned. Which is quicker is measured for each convolution of a network (`planning/autotune.py`).
-
-A plan that uses products names them in its kernels, as in "graph+products:0,2": the first and the third convolution in
-the order in which a loss calls them.
+Under vmap, the convolution of clients with weights of their own becomes one convolution with a group for each client,
+and libraries for GPUs start kernels of their own for every group. As a product, the places of each weight in the images
+become columns (I k l, B L), by views of the images and one copy, and every client multiplies its weights (O, I k l)
+with its columns: one batched product for all clients. The gradients in the weights and in the images are batched
+products too, by plain autograd, and the columns are added up to images by as many kernels as an image has sides,
+without atomic operations: so they repeat to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 from torch.nn import functional as F
 
+from .contract import Run
+from .cuda_graph import Graph
 from .replacements import Replacements
 
-SEPARATOR = "+products:"
+Pair = tuple[int, int]
 
 
-class Arguments(NamedTuple):
-    """The arguments of `torch.conv2d`, by name."""
+@dataclass(frozen=True)
+class Products(Graph):
+    """The convolutions of a block are batched products, and its steps are replayed from a CUDA graph."""
 
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-    stride: Any = 1
-    padding: Any = 0
-    dilation: Any = 1
-    groups: int = 1
+    name: ClassVar[str] = "products"
+    needs_proof: ClassVar[bool] = True
 
-    @property
-    def fits(self) -> bool:
-        """Whether it can be a product: images (B, I, h, w), weights of the client's own, no groups, padding by
-        numbers."""
-        plain = self.groups == 1 and not isinstance(self.padding, str)
-        return plain and self.input.ndim == self.weight.ndim == 4 and is_batchedtensor(self.weight)
+    def is_promising(self, run: Run) -> bool:
+        """Where the model has weights (O, I, k, l)."""
+        return super().is_promising(run) and any(len(shape) == 4 for shape in run.layout.shapes)
+
+    def around_losses(self) -> AbstractContextManager[Any]:
+        return Replacements({torch.conv2d: of_a_block})
 
 
-def as_product(given: Arguments) -> Tensor:
-    """The convolution of one client as a product; under vmap, of all clients of a block in one batched product."""
-    x, weight = given.input, given.weight
-    side = tuple(weight.shape[2:])
-    stride, padding, dilation = (pair(value) for value in (given.stride, given.padding, given.dilation))
-    height, width = (
-        (x.shape[2 + i] + 2 * padding[i] - dilation[i] * (side[i] - 1) - 1) // stride[i] + 1 for i in range(2)
-    )
-    columns = F.unfold(x, side, dilation, padding, stride)  # (B, I k l, L)
-    y = weight.flatten(1) @ columns.transpose(0, 1).reshape(columns.shape[1], -1)  # (O, B L)
-    y = y.view(len(weight), len(x), height, width)
-    if given.bias is not None:
-        y = y + given.bias.view(-1, 1, 1, 1)
+def of_a_block(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """`torch.conv2d` of clients with weights of their own; None leaves all others to torch."""
+    if input.ndim != 4 or not is_batchedtensor(weight):
+        return None
+    return as_product(input, weight, bias, stride, padding, dilation, groups)
+
+
+def as_product(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """The convolution of one client as a product; under vmap, of all clients of a block in one batched product. Its
+    arguments are those of `torch.conv2d`. Returns images (B, O, h, w)."""
+    steps, apart = pair(stride), pair(dilation)
+    spans: Pair = tuple(apart[i] * (weight.shape[2 + i] - 1) for i in range(2))  # pyright: ignore[reportAssignmentType]
+    images = padded(input, padding, spans)
+    places = images.unfold(2, spans[0] + 1, steps[0]).unfold(3, spans[1] + 1, steps[1])[..., :: apart[0], :: apart[1]]
+    examples, channels, height, width, *_ = places.shape
+    columns = places.permute(1, 4, 5, 0, 2, 3).reshape(groups, weight[0].numel(), examples * height * width)
+    outputs = len(weight)
+    assert channels == groups * weight.shape[1]
+    y = (weight.reshape(groups, outputs // groups, -1) @ columns).view(outputs, examples, height, width)
+    if bias is not None:
+        y = y + bias.view(-1, 1, 1, 1)
     return y.transpose(0, 1)
 
 
-def pair(value: Any) -> tuple[int, int]:
-    """A number for both sides, or a number for each side."""
+def padded(images: Tensor, padding: Any, spans: Pair) -> Tensor:
+    """Images with zeros around them. padding: a number, one for each axis, "valid" or "same". spans: the distance from
+    the first to the last weight along each axis."""
+    if padding == "same":
+        sides = [side for span in reversed(spans) for side in (span // 2, span - span // 2)]
+    else:
+        sides = [side for side in reversed(pair(0 if padding == "valid" else padding)) for _ in range(2)]
+    return F.pad(images, sides) if any(sides) else images
+
+
+def pair(value: Any) -> Pair:
+    """A number for both axes, or a number for each axis."""
     if isinstance(value, int):
         return value, value
     values = tuple(int(each) for each in value)
-    return (values[0], values[-1])
-
-
-def convolutions_by(convolved: Callable[[int, Arguments], Tensor | None]) -> Replacements:
-    """A context in which every convolution of a client's own weights is computed by a function. convolved: (its number
-    among them, its arguments) -> the result, or None for torch's."""
-    numbers = count()
-
-    def conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
-        given = Arguments(*args, **kwargs)
-        return convolved(next(numbers), given) if given.fits else None
-
-    return Replacements({torch.conv2d: conv2d})
-
-
-def products(numbers: Sequence[int]) -> Replacements:
-    """A context in which the convolutions with these numbers are products."""
-    return convolutions_by(lambda number, given: as_product(given) if number in numbers else None)
-
-
-def with_products(kernels: str, numbers: Sequence[int]) -> str:
-    """The name of kernels that compute the convolutions with these numbers as products."""
-    return f"{kernels}{SEPARATOR}{','.join(map(str, numbers))}" if numbers else kernels
-
-
-def entry_of(kernels: str) -> str | dict[str, Any]:
-    """The entry of the table KERNELS with its arguments for the name in a plan."""
-    name, separator, numbers = kernels.partition(SEPARATOR)
-    return {"name": name, "products": numbers.split(",")} if separator else name
+    return values[0], values[-1]

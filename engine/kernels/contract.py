@@ -9,13 +9,14 @@ operators (`around_losses`, `around_steps`), a whole loss with its gradient (`ch
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from ...algorithms.tree import Layout
 from .recorded_step import StepRecorder
@@ -71,8 +72,8 @@ class Kernels:
     `name`: in the table. `compiled`: whether they need the compiled library, which then adds up the messages, too, to
     the same bits. `needs_proof`: whether they are used only after a proof on the run's data that they compute what
     torch computes. `single_losses`: whether they give the losses of single examples. `instead_of`: names of kernels
-    that a measurement does not try where it can have these. `warm_ups`: the number of rounds until a round takes as
-    long as later ones.
+    that a measurement does not try where it can have these. `blocks_of_one`: whether a client that is alone in its
+    block is computed as a block is.
     """
 
     name: ClassVar[str]
@@ -80,7 +81,7 @@ class Kernels:
     needs_proof: ClassVar[bool] = True
     single_losses: ClassVar[bool] = True
     instead_of: ClassVar[tuple[str, ...]] = ()
-    warm_ups: ClassVar[int] = 1
+    blocks_of_one: ClassVar[bool] = False
 
     def __str__(self) -> str:
         """The name in a plan."""
@@ -102,6 +103,11 @@ class Kernels:
     def around_losses(self) -> AbstractContextManager[Any]:
         """A context in which they compute the operators of losses and of evaluations."""
         return nullcontext()
+
+    def together(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step of one client as one of a block, whose arguments and results have the clients' axis first. Both are
+        trees of tensors."""
+        return vmap(step)
 
     def around_steps(self) -> AbstractContextManager[Any]:
         """A context in which they compute what methods orthogonalise."""

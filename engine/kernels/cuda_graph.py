@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from .contract import Run
-from .recorded_step import PROVEN_ROUNDS, StepRecorder
+from .recorded_step import StepRecorder
 from .tape import Tapes
 from .torchs import Torch
 
@@ -19,7 +19,6 @@ class Graph(Torch):
     """Torch's kernels on a CUDA device, with the steps of blocks replayed to the same bits."""
 
     name: ClassVar[str] = "graph"
-    warm_ups: ClassVar[int] = PROVEN_ROUNDS
 
     def why_not(self, run: Run) -> str:
         return "" if run.device.type == "cuda" else f"for CUDA devices, not for device={run.device.type}"

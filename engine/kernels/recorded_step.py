@@ -80,10 +80,6 @@ class Recording:
 
         self.replay: Replay = record(call)
 
-    def can_be_used(self) -> bool:
-        """Whether replays may take the place of steps."""
-        return self.proven and len(self.rounds) >= PROVEN_ROUNDS
-
     def gives(self, inputs: Any, local: Any, expected: Any) -> bool:
         """Whether a replay from these inputs and this local state gives what the step gave, to the bit."""
         copy_into(self.inputs, inputs)
@@ -97,11 +93,13 @@ class StepRecorder:
     in every round, they are made anew.
 
     `round`: the round of the blocks that run. `rounds`: in which recordings for some shapes were proven, see
-    `Recording`. `refused`: why none is used, "" if they are.
+    `Recording`. `enough`: the number of these rounds from which on replays are used. `refused`: why none is used, "" if
+    they are.
     """
 
-    def __init__(self, record: Record = record_cuda_graph) -> None:
+    def __init__(self, record: Record = record_cuda_graph, enough: int = PROVEN_ROUNDS) -> None:
         self.record: Record = record
+        self.enough: int = enough
         self.round: int = 0
         self.kept: dict[Any, Recording] = {}
         self.rounds: dict[Any, set[int]] = {}
@@ -131,12 +129,16 @@ class StepRecorder:
         self.refused = why
         self.kept.clear()
 
+    def can_use(self, recording: Recording) -> bool:
+        """Whether replays may take the place of steps."""
+        return recording.proven and len(recording.rounds) >= self.enough
+
     def is_to_be_proven(self, recording: Recording) -> bool:
         """Whether the steps of the block that runs are to be compared with a recording: if it is new, has been proven
         in too few rounds, or if it is time for another proof."""
         if recording.proven and self.round in recording.rounds:
             return False
-        return not recording.can_be_used() or (self.round - min(recording.rounds)).bit_count() == 1
+        return not self.can_use(recording) or (self.round - min(recording.rounds)).bit_count() == 1
 
     def proved(self, recording: Recording) -> None:
         """Note that all steps of a block agreed with a recording."""

@@ -10,6 +10,7 @@ that is too short for a measurement follows a rule.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ from ..storage.lock import Lock
 from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_json
 from .as_written import block_difference, trying
-from .autotune import plan_with_products
 from .kernel_proof import kernel_identity, prove
 
 WORTH = 20_000
@@ -44,8 +44,11 @@ PATIENCE = 60.0
 """The longest wait in seconds for another process that measures the same plan."""
 BLOCKS = (48, 24, 12, 8, 4)
 """The numbers of blocks per round that are tried. With them, two, four or eight workers end at the same time."""
-GPU_BLOCKS = (16, 8, 4, 2, 1)
-"""The same on a GPU, which needs many clients at once to be busy, and which few workers share."""
+GPU_BLOCKS, GPU_CLIENTS = (1, 2, 4), (4, 2, 1)
+"""The same on a GPU, which needs many clients at once to be busy, and which few workers share; and the numbers of
+clients in small blocks, each of which may have a stream of its own."""
+BUSY = 4e9
+"""The multiplications of a forward pass for one batch from which on a client alone keeps a GPU busy."""
 _ENGINE = Path(__file__).parents[1]
 MEASURED_SOURCES = (
     *source_files(),
@@ -104,14 +107,15 @@ def write_plan(run_spec: RunSpec, how: str) -> None:
 def in_blocks_or_alone(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
     """The plan, with one client in a block if a block does not compute what the module does for each client alone.
     `how` is extended by the reason."""
-    if not run_spec.experiment.engine.vectorise or not (plan.block > 1 or may_vectorise(run_spec, split)):
+    as_blocks = plan.block > 1 or run_spec.kernels_named(plan.kernels).blocks_of_one
+    if not run_spec.experiment.engine.vectorise or not (as_blocks or may_vectorise(run_spec, split)):
         return plan, how
     reason = why_not_blocks(run_spec, split)
     if not reason:
         return plan, how
     blocks = f"blocks of {plan.block}" if plan.block > 1 else "blocks"
     how = f"{how}; clients train one after the other, not in {blocks}, which takes longer for a small model: {reason}"
-    return plan._replace(block=1), how
+    return ExecutionPlan(1, "torch" if run_spec.kernels_named(plan.kernels).blocks_of_one else plan.kernels), how
 
 
 def why_not_blocks(run_spec: RunSpec, split: Split) -> str:
@@ -205,11 +209,16 @@ def asks_for_kernels(run_spec: RunSpec, split: Split) -> bool:
 
 def plan_by_rule(run_spec: RunSpec) -> ExecutionPlan:
     """The plan in the configuration; a rule sets what the configuration leaves open."""
+    if run_spec.device.type == "cuda":
+        return plans_of_a_gpu(run_spec, kernels_asked_for(run_spec))[0]
     return ExecutionPlan(run_spec.block(run_spec.initial_model().flat.numel()), str(run_spec.kernels))
 
 
 def worth_measuring(run_spec: RunSpec, split: Split) -> bool:
-    """Whether a run has at least WORTH local steps, and this process has a device like those of its workers."""
+    """Whether a run trains on a GPU or has at least WORTH local steps, and this process has a device like those of its
+    workers."""
+    if run_spec.device.type == "cuda":
+        return can_measure(run_spec.device)
     federation = run_spec.experiment.federation
     steps_per_client = float(steps_of(np.asarray(split.client_index.sizes), federation.local).mean())
     steps = steps_per_client * federation.cohort * federation.rounds
@@ -252,10 +261,9 @@ def new_plan(
 ) -> tuple[ExecutionPlan, str]:
     """The plan of a measurement, which is stored in this file of the cache folder with its key; and a clause."""
     seconds = measure(run_spec, split, candidates(run_spec, split))
-    plan = quickest(seconds) or plan_by_rule(run_spec)
-    if run_spec.device.type == "cuda" and plan.block > 1 and (other := plan_with_products(run_spec, split, plan)):
-        seconds |= measure(run_spec, split, [other])
-        plan = quickest(seconds) or plan
+    if not seconds:
+        return plan_by_rule(run_spec), "nothing could be measured in time"
+    plan = quickest(seconds)
     measured = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
     try:
         publish_once(file, {**plan._asdict(), "measured": measured, "of": key})
@@ -266,19 +274,47 @@ def new_plan(
 
 
 def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionPlan]:
-    """The plans to measure: small blocks first, and for each block torch's kernels first.
+    """The plans to measure: small blocks first, and for each block torch's kernels first; on a GPU see
+    `plans_of_a_gpu`.
 
     With a split, kernels that need a proof are candidates only if they are proven on it.
     """
     engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
-    numbers = GPU_BLOCKS if run_spec.device.type == "cuda" else BLOCKS
-    blocks = sorted({1, *(-(-cohort // number) for number in numbers)}) if engine.block == "auto" else [engine.block]
-    kinds = [run_spec.kernels] if engine.kernels != "auto" else kernels_to_try(run_spec, split)
+    kinds = kernels_asked_for(run_spec, split)
+    if run_spec.device.type == "cuda":
+        return plans_of_a_gpu(run_spec, kinds, split)
+    blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
     if not engine.vectorise:
         blocks = blocks[:1]
     elif len(blocks) > 1 and split is not None and why_not_blocks(run_spec, split):
         blocks = [1]
     return [ExecutionPlan(block, str(kernels)) for block in blocks for kernels in kinds if kernels.suits(block)]
+
+
+def plans_of_a_gpu(run_spec: RunSpec, kinds: list[Kernels], split: Split | None = None) -> list[ExecutionPlan]:
+    """The plans for a GPU, the most promising one first, which a run takes where nothing can be measured.
+
+    A small network needs the whole cohort in a block. A client whose network keeps the card busy trains beside few
+    others. Of the kernels, later ones in the table do more than earlier ones. split: None if nothing may be proven.
+    """
+    engine, federation = run_spec.experiment.engine, run_spec.experiment.federation
+    if not engine.vectorise or (split is not None and why_not_blocks(run_spec, split)):
+        return [ExecutionPlan(1, "torch" if engine.kernels == "auto" else engine.kernels)]
+    small = sorted({min(count, federation.cohort) for count in GPU_CLIENTS}, reverse=True)
+    large = sorted({-(-federation.cohort // number) for number in GPU_BLOCKS} - {*small}, reverse=True)
+    if not large or BUSY <= run_spec.multiplications_of_batch() < math.inf:
+        blocks = [*small, *reversed(large)]
+    else:  # the small blocks take little time to measure
+        blocks = [large[0], *small, *large[1:]]
+    blocks = blocks if engine.block == "auto" else [min(engine.block, federation.cohort)]
+    plans = [ExecutionPlan(block, str(kernels)) for block in blocks for kernels in reversed(kinds)]
+    suited = [plan for plan in plans if run_spec.kernels_named(plan.kernels).suits(plan.block)]
+    return suited or plans
+
+
+def kernels_asked_for(run_spec: RunSpec, split: Split | None = None) -> list[Kernels]:
+    """The kernels in the configuration, or those that a measurement may choose, see `kernels_to_try`."""
+    return kernels_to_try(run_spec, split) if run_spec.experiment.engine.kernels == "auto" else [run_spec.kernels]
 
 
 def all_kernels(run_spec: RunSpec) -> list[Kernels]:
@@ -309,13 +345,13 @@ def why_not(run_spec: RunSpec, kernels: Kernels) -> str:
     return kernels.why_not(run_spec)
 
 
-def quickest(seconds: dict[ExecutionPlan, float]) -> ExecutionPlan | None:
+def quickest(seconds: dict[ExecutionPlan, float]) -> ExecutionPlan:
     """The first plan that is at most 3 % slower than the quickest one: smaller differences are noise.
 
-    Plans with smaller blocks and torch's kernels come first. None if there are no plans.
+    On a processor, plans with smaller blocks and torch's kernels come first.
     """
-    best = min(seconds.values(), default=0.0)
-    return next((plan for plan, value in seconds.items() if value <= 1.03 * best), None)
+    best = min(seconds.values())
+    return next(plan for plan, value in seconds.items() if value <= 1.03 * best)
 
 
 def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:

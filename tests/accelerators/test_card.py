@@ -10,7 +10,6 @@ from fedfleet.engine.accelerators import memory, settings
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.kernels import recorded_step
 from fedfleet.engine.memory import release_freed_memory
-from fedfleet.engine.planning.autotune import wait
 from fedfleet.engine.planning.execution_plan import gpu
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.prepare import check_device
@@ -127,7 +126,6 @@ def test_every_name_of_torch_cuda_is_called(cards, monkeypatch):
             memory.free_memory(device)
             memory.allocated_memory(device)
             memory.peak_memory(device)
-            wait(device)
             recorded_step.record_cuda_graph(lambda: torch.zeros(3).add_(1))
         check_device(RunSpec.of("run", few("fedavg", engine={"device": name})))
         assert gpu(RunSpec.of("run", few("fedavg", engine={"device": name})))[:2] == ["a card of tests", TOTAL]

@@ -224,7 +224,8 @@ def test_measurements_of_plans_are_of_replays(recorders, replays):
     next(passes)
     assert replays() == []  # the round has been met before, without replays
     (recorder,) = recorders
-    assert all(recording.can_be_used() for recording in recorder.kept.values())
+    assert recorder.kept
+    assert all(recording.proven for recording in recorder.kept.values())
 
 
 def test_memory_that_runs_out_is_no_reason_to_refuse():

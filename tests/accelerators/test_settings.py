@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +15,16 @@ from fedfleet.algorithms.parts.orthogonal import newton_schulz
 from fedfleet.engine import run
 from fedfleet.engine.accelerators import settings
 from fedfleet.engine.accelerators.faults import is_device_lost
+from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.errors import ConfigError, DeviceLost
 from fedfleet.engine.kernels.operators import in_bfloat16, orthogonalised_by
 from fedfleet.engine.memory import is_device_full, is_out_of_memory
-from fedfleet.engine.planning import as_written
-from fedfleet.engine.planning.execution_plan import can_measure, candidates
-from fedfleet.engine.run_spec import RunSpec
+from fedfleet.engine.planning import as_written, autotune, execution_plan
+from fedfleet.engine.planning.execution_plan import candidates, plan_by_rule, worth_measuring
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.runs.prepare import prepare
+from fedfleet.tune.bench.works import Noise
+from fedfleet.workloads.models.small import LeNet
 
 from ..faults.runs import Watch
 from ..test_conformance import Few, few
@@ -144,16 +150,70 @@ def test_gpus_that_are_not_there(engine, says, monkeypatch):
     prepare(few("fedavg", engine={"gpus": 0.5}), "run")
 
 
+def on_a_card(workload: Any = "digits", batch: int = 4, **engine: Any) -> RunSpec:
+    plan = {"clients": 64, "cohort": 64, "local": {"steps": 1, "batch": batch}}
+    return RunSpec.of("run", few("fedavg", workload, plan=plan, engine={"device": "cuda", "block": "auto", **engine}))
+
+
+def lenet(batch: int) -> RunSpec:
+    return on_a_card(Noise(LeNet(), examples=256), batch)
+
+
 def test_plans_that_are_tried_on_a_gpu(monkeypatch):
-    """Blocks of one client are not recorded, and larger blocks are tried than on the processor."""
+    """First what is most promising, which short runs take too, and then small blocks, which take little time."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    made = few("fedavg", plan={"clients": 64, "cohort": 64}, engine={"device": "cuda", "block": "auto"})
-    plans = candidates(RunSpec.of("run", made))
-    assert plans[:3] == [(1, "torch"), (4, "torch"), (4, "graph")]
-    assert plans[-2:] == [(64, "torch"), (64, "graph")]
-    assert can_measure(torch.device("cuda"))
+    run_spec = on_a_card()
+    plans = candidates(run_spec)
+    assert plans[:3] == [(64, "graph"), (64, "torch"), (4, "streams")]
+    assert plans[-4:] == [(32, "graph"), (32, "torch"), (16, "graph"), (16, "torch")]
+    assert {plan.block for plan in plans if plan.kernels == "streams"} == {1, 2, 4}
+    assert (1, "torch") in plans
+    assert (1, "graph") not in plans
+    assert plan_by_rule(run_spec) == plans[0]
+    split = run_spec.split()
+    assert worth_measuring(run_spec, split)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert not can_measure(torch.device("cuda"))
+    assert not worth_measuring(run_spec, split)
+
+
+def test_where_convolutions_are_products_by_the_rule(monkeypatch):
+    """Where a client alone does not keep the card busy, and where one does, it is beside others."""
+    small = lenet(4)
+    assert candidates(small)[:2] == [(64, "products"), (64, "graph")]
+    monkeypatch.setattr(execution_plan, "BUSY", small.multiplications_of_batch())
+    assert candidates(small)[:2] == [(4, "streams"), (4, "products")]
+    assert plan_by_rule(small) == (4, "streams")
+    assert plan_by_rule(on_a_card(kernels="graph")) == (64, "graph")
+    assert plan_by_rule(on_a_card(block=7)) == (7, "graph")
+    assert plan_by_rule(on_a_card(vectorise=False)) == (1, "torch")
+
+
+def test_a_measurement_on_a_gpu_ends_in_time(monkeypatch):
+    """The first plan is left before the time is up, so that another one is tried, and so is the last one."""
+    now, seconds = 0.0, {64: 9.0, 4: 0.5, 32: 9.0, 1: 0.1}
+
+    def timed(run_spec: RunSpec, data: object, plan: ExecutionPlan, until: float) -> Iterator[float]:
+        nonlocal now
+        end = now + seconds[plan.block]
+        now = min(end, until + 1e-3)
+        if end > until:
+            raise autotune.TooSlow
+        yield seconds[plan.block]
+
+    monkeypatch.setattr(autotune, "time_plan", timed)
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=lambda: now))
+    run_spec, plans = on_a_card(), [ExecutionPlan(block, "torch") for block in (64, 4, 32, 1)]
+    found = autotune.measure(run_spec, run_spec.split(), plans)
+    assert found == {plans[1]: 0.5}
+    assert now <= autotune.GPU_SECONDS + 2e-3
+
+
+def test_a_plan_is_left_between_local_steps():
+    run_spec = RunSpec.of("run", few("fedavg"))
+    split = run_spec.split()
+    data = Data.of(split.train, split.test, split.client_index)
+    with pytest.raises(autotune.TooSlow):
+        next(autotune.time_plan(run_spec, data, ExecutionPlan(3, "torch"), until=0.0))
 
 
 def test_recorded_steps_are_for_gpus():
