@@ -7,6 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
+class Drift(NamedTuple):
+    """Says that a client trains on a window of its rows, which moves from round to round.
+
+    `window`: the share of a client's rows that are in it, at least one row. `move`: by which share of its rows it moves
+    on in a round; behind the last row it goes on with the first one. `whole`: the index of all rows, which the engine
+    sets where the index itself has the windows of round 1.
+    """
+
+    window: float
+    move: float
+    whole: ClientIndex | None = None
+
+
 class ClientIndex(NamedTuple):
     """Which rows of the training set each of the N clients has.
 
@@ -14,12 +27,14 @@ class ClientIndex(NamedTuple):
     Client i has rows[offsets[i] : offsets[i + 1]]. No row belongs to two clients, and a row that belongs to none is not
     used. `held`: the index of the rows that each client has but does not train on, which are its own test set, or None.
     `validation`: the same of rows by which settings are chosen. The engine sets both; a partition leaves them out.
+    `drift`: how the rows that a client trains on change from round to round; None if they do not.
     """
 
     offsets: np.ndarray
     rows: np.ndarray
     held: ClientIndex | None = None
     validation: ClientIndex | None = None
+    drift: Drift | None = None
 
     @staticmethod
     def of(clients: list[np.ndarray]) -> ClientIndex:
@@ -45,6 +60,28 @@ class ClientIndex(NamedTuple):
     def sizes_of(self, clients: np.ndarray) -> np.ndarray:
         """(c,) int64: the number of examples of the given clients, (c,) integers."""
         return self.offsets[clients + 1] - self.offsets[clients]
+
+    @property
+    def whole(self) -> ClientIndex:
+        """The index of all rows that clients train on in some round."""
+        return self if self.drift is None or self.drift.whole is None else self.drift.whole
+
+    def in_windows(self) -> ClientIndex:
+        """The index of the rows of round 1. With a drift these are windows, whose sizes are the same in all rounds."""
+        if self.drift is None:
+            return self
+        sizes = np.clip(np.rint(self.drift.window * self.sizes).astype(np.int64), 1, self.sizes)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return self._replace(offsets=offsets, drift=self.drift._replace(whole=self)).at(1)
+
+    def at(self, round: int) -> ClientIndex:
+        """The index of the rows of this round, which follow from the round and the client alone."""
+        if self.drift is None or (whole := self.drift.whole) is None:
+            return self
+        start = np.floor((max(round, 1) - 1) * self.drift.move * whole.sizes).astype(np.int64)
+        within = np.arange(self.offsets[-1]) - np.repeat(self.offsets[:-1] - start, self.sizes)
+        places = np.repeat(whole.offsets[:-1], self.sizes) + within % np.repeat(whole.sizes, self.sizes)
+        return self._replace(rows=whole.rows[places])
 
 
 def check_index(index: Any, rows: int) -> None:

@@ -112,6 +112,9 @@ PARTITIONS = {
     "domains": Entry(
         _HERE + "partitions.natural:Domains", "feature skew: each client has rows of one domain, a value of a column"
     ),
+    "drifting": Entry(
+        _HERE + "partitions.drifting:Drifting", "another partition (of) whose clients train on a window that moves"
+    ),
     "positive_ratio": Entry(
         _HERE + "partitions.skew:PositiveRatio", "rare positives: their share among all rows, or for each client"
     ),

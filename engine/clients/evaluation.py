@@ -170,8 +170,8 @@ def evaluate_clients(
 
     size: the number of rows in a batch.
     """
-    if task.kind != "training":
-        client_index = getattr(client_index, task.kind)  # there is one, or there would be no such task
+    # There is one, or there would be no such task. Rows that drift are all looked at, so that rounds can be compared.
+    client_index = client_index.whole if task.kind == "training" else getattr(client_index, task.kind)
     starts = client_index.offsets[task.begin : task.end + 1]
     rows, sizes = torch.from_numpy(client_index.rows[starts[0] : starts[-1]]), np.diff(starts)
     columns: list[dict[str, list[np.ndarray]]] = [{} for _ in models]
@@ -199,7 +199,7 @@ def evaluations(
     """
     yield slices(test_rows, evaluate.batch), partial(report_columns, workload)
     if evaluate.fairness:
-        groups = client_groups(client_index, evaluate.batch)
+        groups = client_groups(client_index.whole, evaluate.batch)
         yield groups, lambda totals: client_columns(workload, totals.clients)
     held, validation = client_index.held, client_index.validation
     if held is not None:

@@ -137,6 +137,7 @@ class Worker:
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
         self.draws: Recent[tuple[ClientIndex, Stream]] | None = None  # of all runs of this process, if it has several
+        self.moved: tuple[int, ClientIndex] | None = None  # the round, and its rows where they drift
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
@@ -223,11 +224,19 @@ class Worker:
         """The rows of the task's clients. Behind the last client is the server with its trusted examples."""
         clients = self.run_spec.experiment.federation.clients
         if task.clients[0] < clients:
-            return self.data.client_index
+            return self._index_at(task.round)
         if self.trusted is None:
             rule = self.run_spec.stage.rule
             self.trusted = trusted_examples(rule, self.run_spec.experiment.seed, self.data.train, clients)
         return self.trusted
+
+    def _index_at(self, round: int) -> ClientIndex:
+        """The rows of all clients in this round."""
+        if self.data.client_index.drift is None:
+            return self.data.client_index
+        if self.moved is None or self.moved[0] != round:
+            self.moved = round, self.data.client_index.at(round)
+        return self.moved[1]
 
     def train_block(self, under_way: TaskUnderWay, block: slice) -> None:
         """The clients of one block, at once or one after another. block: their positions in the task."""
@@ -432,4 +441,5 @@ class Worker:
     def _probe(self, task: LossProbe, p: Params) -> Metrics:
         workload, seed = self.run_spec.workload, self.run_spec.experiment.seed
         with self.kernels.around_losses(), evaluating():
-            return probe_losses(workload, p, self.data.train, self.data.client_index, task, seed, self.device)
+            index = self._index_at(task.round)
+            return probe_losses(workload, p, self.data.train, index, task, seed, self.device)

@@ -19,17 +19,25 @@ run, so only its digest is written."""
 def partition_digest(client_index: ClientIndex) -> str:
     """SHA-256 of which client has which rows, in order. The same seed and settings give the same digest."""
     arrays = (*client_index[:2], *(client_index.held or ())[:2], *(client_index.validation or ())[:2])
-    return sha256(np.ascontiguousarray(array, dtype="<i8").data for array in arrays)
+    drift, pieces = client_index.drift, [np.ascontiguousarray(array, dtype="<i8").data for array in arrays]
+    if drift is not None:
+        arrays = (*client_index.whole[:2], np.array([drift.window, drift.move]).view(np.int64))
+        pieces += [np.ascontiguousarray(array, dtype="<i8").data for array in arrays]
+    return sha256(pieces)
 
 
 def write_partition(client_index: ClientIndex, folder: Path) -> None:
-    """Write partition.json (clients, rows, sha256) and, unless it would be too large, partition.arrow."""
+    """Write partition.json (clients, rows, sha256) and, unless it would be too large, partition.arrow. Of rows that
+    drift, both have all that a client trains on in some round."""
     folder.mkdir(parents=True, exist_ok=True)
+    drift, digest, client_index = client_index.drift, partition_digest(client_index), client_index.whole
     about = {
         "clients": len(client_index.sizes),
         "rows": len(client_index.rows),
-        "sha256": partition_digest(client_index),
+        "sha256": digest,
     }
+    if drift is not None:
+        about["drift"] = {"window": drift.window, "move": drift.move}
     if client_index.held is not None:
         about["held_out"] = len(client_index.held.rows)
     if client_index.validation is not None:

@@ -35,6 +35,7 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
     check_marks(split, evaluate.held_out)
     split = hold_out(split, evaluate.held_out, experiment.seed)
     split = set_aside(split, evaluate.validation, experiment.seed)
+    split = split._replace(client_index=split.client_index.in_windows())
     by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
     by_client = by_client or ("validation" if split.client_index.validation is not None else "")
     if by_client and (absent := set(split.test) - set(split.train)):
@@ -82,7 +83,7 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
     clients = len(client_index.sizes)
     test_index = select_rows(client_index.rows, owner, held, clients)
     train_index = select_rows(client_index.rows, owner, ~held, clients)
-    return Split(train, split.test, train_index._replace(held=test_index))
+    return Split(train, split.test, train_index._replace(held=test_index, drift=client_index.drift))
 
 
 def check_marks(split: Split, held_out: float) -> None:
@@ -137,7 +138,8 @@ def set_aside(split: Split, fraction: float, seed: int) -> Split:
             f"{lacking[0]}); change the column {VALIDATION} or lower federation.clients"
         )
     validation, kept = (select_rows(client_index.rows, owner, some, len(left)) for some in (chosen, ~chosen))
-    return Split(train, split.test, kept._replace(held=client_index.held, validation=validation))
+    kept = kept._replace(held=client_index.held, validation=validation, drift=client_index.drift)
+    return Split(train, split.test, kept)
 
 
 def draw_validation(left: np.ndarray, whole: np.ndarray, fraction: float, seed: int) -> np.ndarray:
@@ -176,7 +178,7 @@ def unused_rows(split: Split) -> str:
     """A sentence on training rows that belong to no client, "" if all rows are used."""
     client_index, rows = split.client_index, len(next(iter(split.train.values())))
     apart = [index for index in (client_index.held, client_index.validation) if index is not None]
-    used = len(client_index.rows) + sum(len(index.rows) for index in apart)
+    used = len(client_index.whole.rows) + sum(len(index.rows) for index in apart)
     if used >= rows:
         return ""
     return (

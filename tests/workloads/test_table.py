@@ -25,7 +25,7 @@ TABLES = [(WORKLOADS, Workload), (MODELS, Model), (PARTITIONS, Partition)]
 def build(entry, **arguments):
     module, _, name = entry.build.partition(":")
     part = getattr(importlib.import_module(module), name)
-    if "of" in inspect.signature(part).parameters:
+    if issubclass(part, Workload) and "of" in inspect.signature(part).parameters:
         arguments = {"of": Digits(), **arguments}
     return part(**arguments)
 
