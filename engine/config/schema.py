@@ -661,7 +661,7 @@ class Trackers(Section):
 class Tracking(Trackers):
     """Where the records of the run are written in addition to its folder."""
 
-    experiment: str = "default"
+    experiment: str = "fedfleet"
     """The name of the experiment in MLflow, and of the project in W&B."""
     clients: bool = False
     """Whether the loss, movement and steps of every client in every round are also written, as Parquet files in the

@@ -208,7 +208,7 @@ def test_values_that_exclude_each_other_in_mlflow(here: Path):
     for resume in (False, True):
         search(made, here / "s", resume=resume)
         client = MlflowClient(f"sqlite:///{here / 'mlflow.db'}")
-        (place,) = [e.experiment_id for e in client.search_experiments() if e.name == "default"]
+        (place,) = [e.experiment_id for e in client.search_experiments() if e.name == "fedfleet"]
         (failed,) = client.search_runs([place], "tags.status = 'failed'")
         assert failed.info.status == "FAILED"
         assert failed.data.tags["reason"].startswith("federation.cohort: cohort <= clients")
@@ -400,7 +400,7 @@ def test_eight_at_once_in_mlflow(here: Path, ray_here: None):
     found = search(made, here / "s")
     assert [t.status for t in found.trials] == ["finished"] * 8
     client = MlflowClient(f"sqlite:///{here / 'mlflow.db'}")
-    runs = client.search_runs([client.get_experiment_by_name("default").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("fedfleet").experiment_id])
     (parent,) = [r for r in runs if r.data.tags.get("kind") == "search"]
     nested = sorted((r for r in runs if r is not parent), key=lambda r: int(r.data.tags["fedfleet.trial"]))
     assert [r.data.params["method.rule.lr"] for r in nested] == [str(lr) for lr in lrs]

@@ -128,7 +128,7 @@ def check_mlflow(here: Path) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{here / 'mlflow.db'}")
-    runs = client.search_runs([client.get_experiment_by_name("default").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("fedfleet").experiment_id])
     nested = [run for run in runs if "fedfleet.trial" in run.data.tags]
     assert len(runs) == 5
     assert sorted(run.data.tags["fedfleet.trial"] for run in nested) == ["0", "1", "2", "3"]

@@ -199,9 +199,9 @@ def test_a_search_has_a_file_for_each_trial(here: Path):
     assert rows == {trial.number: trial.values[0] for trial in found.trials}
     for trial in found.trials:
         records = History(found.records(trial.number))
-        (file,) = (here / "s" / "csv").glob(f"*{trial.key}.csv")
+        (file,) = (here / "s" / "csv").glob(f"*{trial.key} rule.lr {[0.05, 0.1][trial.number]}.csv")
         same(records, "train/loss", {int(r["round"]): float(r["train/loss"]) for r in lines(file)}, 0)
-        (folder,) = (here / "s" / "tensorboard").glob(f"*{trial.key}")
+        (folder,) = (here / "s" / "tensorboard").glob(f"*{trial.key} rule.lr *")
         shown = events(folder)
         assert [event.step for event in shown.Scalars("train/loss")] == [1, 2, 3, 4]
         assert math.isclose(shown.Scalars("objective/eval/loss")[0].value, trial.values[0], rel_tol=2**-23)

@@ -58,7 +58,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, os.environ.get(name) or PATIENCE[name])
 
 
-def only_run(uri: str, experiment: str = "default") -> tuple[Any, Any]:
+def only_run(uri: str, experiment: str = "fedfleet") -> tuple[Any, Any]:
     """(client, run) of a store with one run."""
     from mlflow import MlflowClient
 
@@ -210,7 +210,7 @@ def test_a_model_that_cannot_be_exported_costs_a_warning(here: Path, capsys: pyt
     def export(folder: Path) -> Any:
         raise RuntimeError("Could not guard on data-dependent expression\nand many more lines")
 
-    writer = MlflowWriter(store("auto"), "default", None, "run")
+    writer = MlflowWriter(store("auto"), "fedfleet", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {}))
     writer.rounds(TOP, [{"round": 1, "train/loss": 1.0}])
     writer.end(End(TOP, "finished", model=export))
@@ -299,7 +299,7 @@ def test_the_load_of_the_machine(here: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_load_needs_a_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fedfleet.tune.tracking.mlflow_writer.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tracking\.system needs the package psutil, got none; pip install psutil"):
-        MlflowWriter("sqlite:///mlflow.db", "default", None, "run", system=True)
+        MlflowWriter("sqlite:///mlflow.db", "fedfleet", None, "run", system=True)
 
 
 def test_a_relative_path_and_an_experiment_of_any_name(here: Path):
@@ -471,7 +471,7 @@ def tried(calls: int) -> None:
 
 def test_what_was_missed_comes_with_the_next_batch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     flaky(monkeypatch, failures=2)
-    writer = MlflowWriter("sqlite:///unused.db", "default", None, "run")
+    writer = MlflowWriter("sqlite:///unused.db", "fedfleet", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {}))
     for round in (1, 2, 3, 4):
         writer.rounds(TOP, [{"round": round, "train/loss": 1.0}])
@@ -485,7 +485,7 @@ def test_what_was_missed_comes_with_the_next_batch(monkeypatch: pytest.MonkeyPat
 
 def test_a_store_that_fails_to_the_end_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     flaky(monkeypatch, failures=100)
-    writer = MlflowWriter("sqlite:///unused.db", "default", None, "run")
+    writer = MlflowWriter("sqlite:///unused.db", "fedfleet", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {}))
     writer.rounds(TOP, [{"round": 1, "train/loss": 1.0}])
     writer.end(End(TOP, "finished"))
@@ -497,7 +497,7 @@ def test_a_store_that_fails_to_the_end_is_told(monkeypatch: pytest.MonkeyPatch, 
 def test_names_that_mlflow_refuses(capsys: pytest.CaptureFixture[str]):
     """Characters that it does not allow become _, different names stay different, and nothing else is lost."""
     odd = {"top-5 (%), α": 1.0, "a%": 2.0, "a_": 3.0, "a&": 4.0, "/b": 5.0, "c/../d": 6.0, "é" * 300: 7.0}
-    writer = MlflowWriter(store("auto"), "default", None, "run")
+    writer = MlflowWriter(store("auto"), "fedfleet", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {"axis.β, %": "x"}, {"classes": {"a (b)": 1}}))
     for number in (1, 2):
         writer.rounds(TOP, [{"round": number, "train/loss": 0.5, **odd}])
@@ -532,7 +532,7 @@ def test_what_the_store_refuses_stops_nothing_else(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(MlflowClient, "create_run", create_run)
-    writer = MlflowWriter(store("auto"), "default", None, "study", "fedfleet.cell")
+    writer = MlflowWriter(store("auto"), "fedfleet", None, "study", "fedfleet.cell")
     for key in (TOP, "refused", "good"):
         writer.begin(key, lambda key=key: RunHeader(key or "top", {}))
     for key in ("refused", "good"):
@@ -542,7 +542,7 @@ def test_what_the_store_refuses_stops_nothing_else(monkeypatch: pytest.MonkeyPat
     writer.close()
     assert capsys.readouterr().err.count("warning: the store refuses some values, which are not tracked") == 1
     client = MlflowClient(store("auto"))
-    place = client.get_experiment_by_name("default")
+    place = client.get_experiment_by_name("fedfleet")
     assert place is not None
     runs = {run.info.run_name: run for run in client.search_runs([place.experiment_id])}
     assert {name: run.info.status for name, run in runs.items()} == {"top": "FINISHED", "good": "FINISHED"}
@@ -735,7 +735,7 @@ def test_a_process_that_ends_right_after_it_began_a_run_leaves_no_second_one(
     uri, header = f"sqlite:///{here / 'mlflow.db'}", RunHeader("mine", {"kind": "run"}, {"a": 1})
 
     def written() -> None:
-        writer = MlflowWriter(uri, "default", here, "run")
+        writer = MlflowWriter(uri, "fedfleet", here, "run")
         writer.begin(TOP, lambda: header)
         writer.rounds(TOP, [{"round": 1, "train/loss": 0.5}])
         writer.end(End(TOP, "finished"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from ...engine.config.registry import find_plugin
@@ -24,6 +25,9 @@ from ..units import setting, shown
 from .folder import trial_folder
 from .plan import SearchPlan
 from .trial_store import Trial
+
+LONGEST_NAME = 120
+"""The largest number of characters in the name of a trial: it is also the name of files."""
 
 
 class SearchProgress(ProgressOfRuns[Trial]):
@@ -48,6 +52,12 @@ class SearchProgress(ProgressOfRuns[Trial]):
         params = ", ".join(f"{key} {setting(value)}" for key, value in run.params.items())
         line = f"{self.label(run)}: {outcome}, {run.rounds} rounds, {params}"
         return line, f"; {self.done} of {self.total} done, {self.state()}"
+
+
+def name_of(trial: Trial) -> str:
+    """How trackers call a trial: its number, and the settings in which trials differ."""
+    settings = ", ".join(f"{key.removeprefix('method.')} {setting(value)}" for key, value in trial.params.items())
+    return shorten(f"{trial.key} {settings}", LONGEST_NAME, placeholder=" …")
 
 
 class SearchTracker(TrackerOfRuns[Trial]):
@@ -94,8 +104,8 @@ class SearchTracker(TrackerOfRuns[Trial]):
             run_spec = RunSpec.of(run_id, self.plan.experiment(trial.params))
         except ConfigError:  # values that exclude each other: the trial has failed, and there is no run
             settings = {k: value for k, value in decided(self.plan.data, trial.params).items() if k != "tracking"}
-            return RunHeader(trial.key, {"fedfleet.run_id": run_id}, redacted_data(settings))
-        return header_of(run_spec, trial.key, trial_folder(self.folder, trial.number))
+            return RunHeader(name_of(trial), {"fedfleet.run_id": run_id}, redacted_data(settings))
+        return header_of(run_spec, name_of(trial), trial_folder(self.folder, trial.number))
 
     def _end(self, trial: Trial, whole: bool) -> None:
         """whole: whether the trial is from an earlier part of the search, which may not have written all of it."""

@@ -29,7 +29,7 @@ class RunTracker(Observer):
     kind: ClassVar[str]
     uri = "auto"
 
-    def __init__(self, experiment: str = "default", directory: str | None = None) -> None:
+    def __init__(self, experiment: str = "fedfleet", directory: str | None = None) -> None:
         """experiment: name of MLflow's experiment, or of W&B's project. directory: the run's folder, or None."""
         self.folder, self.experiment = Path(directory) if directory else None, experiment
         self.rounds = 0
@@ -91,7 +91,7 @@ class MlflowTracker(RunTracker):
 
     kind = "mlflow"
 
-    def __init__(self, uri: str = "auto", experiment: str = "default", directory: str | None = None) -> None:
+    def __init__(self, uri: str = "auto", experiment: str = "fedfleet", directory: str | None = None) -> None:
         """uri: of the store, or auto. The other arguments are those of `RunTracker`.
 
         The file mlflow.json in the run's folder names the MLflow run in which a resumed run continues.

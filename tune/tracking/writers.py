@@ -28,7 +28,7 @@ class Target(NamedTuple):
     folder: Path | None
     run_id: str = ""
     uri: str = "auto"
-    experiment: str = "default"
+    experiment: str = "fedfleet"
     child_tag: str = ""
     resumes: bool = True
     system: bool = False
