@@ -1,8 +1,18 @@
-"""Heterogeneity of an experiment's clients: a table of measures, and a chart of clients and classes."""
+"""Heterogeneity of an experiment's clients: a table of measures, and a chart.
+
+The chart has the rows of every client and the classes of these rows; below them, where there is any of it, what else
+differs between clients (rates of wrong labels, angles of images …), how their classes drift over the rounds, and images
+as some of the clients see them.
+"""
 
 from __future__ import annotations
 
+import html
+import io
+from collections.abc import Mapping
 from pathlib import Path
+from textwrap import wrap
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +23,7 @@ from ..engine.records.partition_file import partition_digest
 from ..engine.run_spec import RunSpec
 from ..engine.workload.split import unused_rows
 from ..workloads.client_index import ClientIndex
+from ..workloads.workload import Columns
 from .listing import columns
 from .page.svg import load_matplotlib
 
@@ -23,42 +34,66 @@ FEW = 40
 MOST = 2000
 """Of more clients the chart shows so many, at even distances in its order: it has no more pixels than that."""
 BLUE = "#08519c"
+ROUNDS, DRIFTING = 200, 30
+"""The most rounds and clients of which the chart shows the drift, at even distances."""
+WIDE = 110
+"""Letters in a line of the title."""
+PICTURED, EACH = 16, 4
+"""The most clients whose images the chart shows, and images of each."""
 
 
 class PartitionSummary(NamedTuple):
     """`counts`: (N, C), rows of each class at each client, None if rows have no labels; `tests`: number of test rows;
-    `left`: a sentence on training rows that no client has, "" if there are none."""
+    `left`: a sentence on training rows that no client has, "" if there are none; `train`: the training columns;
+    `differences`: those that the workload makes, see `Workload.differences`; `rounds`: R."""
 
     client_index: ClientIndex
     counts: np.ndarray | None
     tests: int
     left: str = ""
+    train: Columns = MappingProxyType({})
+    differences: Mapping[str, np.ndarray] = MappingProxyType({})
+    rounds: int = 1
 
     @staticmethod
     def of(run_spec: RunSpec) -> PartitionSummary:
         run_spec.workload.check()
         split = run_spec.split()
-        tests = len(next(iter(split.test.values())))
+        experiment, tests = run_spec.experiment, len(next(iter(split.test.values())))
+        differences = run_spec.workload.differences(experiment.seed, experiment.federation.clients)
+        more = (tests, unused_rows(split), split.train, differences, experiment.federation.rounds)
         label = split.train.get("label")
         if label is None or label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
-            return PartitionSummary(split.client_index, None, tests, unused_rows(split))
-        sizes, classes = split.client_index.sizes, int(label.max()) + 1
-        client = np.repeat(np.arange(len(sizes)), sizes)
-        counts = np.bincount(client * classes + label[split.client_index.rows], minlength=len(sizes) * classes)
-        return PartitionSummary(split.client_index, counts.reshape(len(sizes), classes), tests, unused_rows(split))
+            return PartitionSummary(split.client_index, None, *more)
+        return PartitionSummary(split.client_index, class_counts(split.client_index.whole, label), *more)
+
+    @property
+    def pictures(self) -> np.ndarray | None:
+        """The training inputs, (n, C, height, width), if they are images; else None."""
+        x = self.train.get("input")
+        return x if x is not None and x.ndim == 4 and min(x.shape[2:]) > 3 and x.dtype.kind in "uf" else None
+
+
+def class_counts(index: ClientIndex, label: np.ndarray) -> np.ndarray:
+    """(N, C): the rows of each class at each client. label: (n,) of all training rows."""
+    clients, classes = len(index.sizes), int(label.max()) + 1
+    client = np.repeat(np.arange(clients), index.sizes)
+    return np.bincount(client * classes + label[index.rows], minlength=clients * classes).reshape(clients, classes)
 
 
 def measures(summary: PartitionSummary) -> dict[str, np.ndarray]:
     """Name -> (N,), a number for each client. Its label distribution is compared with that of all clients' rows."""
-    found: dict[str, np.ndarray] = {"rows": summary.client_index.sizes}
+    found: dict[str, np.ndarray] = {"rows": summary.client_index.whole.sizes}
+    if summary.client_index.drift is not None:
+        found["rows of a round"] = summary.client_index.sizes
     if summary.counts is None:
-        return found
+        return {**found, **summary.differences}
     law = shares(summary.counts)
     whole = summary.counts.sum(0) / summary.counts.sum()
     found["labels"] = (summary.counts > 0).sum(1)
     found["label entropy, bits"] = -np.where(law > 0, law * np.log2(np.where(law > 0, law, 1)), 0).sum(1) + 0.0
     found["total variation to all"] = np.abs(law - whole).sum(1) / 2
-    return found
+    return {**found, **summary.differences}
 
 
 def table_of(summary: PartitionSummary) -> str:
@@ -67,7 +102,7 @@ def table_of(summary: PartitionSummary) -> str:
     for name, values in measures(summary).items():
         numbers = (values.min(), np.median(values), values.mean(), values.max())
         rows.append((name, *(f"{number:,.0f}" if number == int(number) else f"{number:,.3f}" for number in numbers)))
-    about = f"{len(summary.client_index.sizes):,} clients, {len(summary.client_index.rows):,} training rows"
+    about = f"{len(summary.client_index.sizes):,} clients, {len(summary.client_index.whole.rows):,} training rows"
     about += f", {summary.tests:,} test rows"
     if summary.client_index.held is not None:
         about += f", {len(summary.client_index.held.rows):,} rows held out by clients"
@@ -87,10 +122,10 @@ def describe(experiment: Experiment, out: Path) -> str:
     except ValueError as error:
         raise ConfigError(f"workload: {error}") from error
     try:
-        draw(summary, run_spec, out)
+        write(chart(summary, title(run_spec, summary)), table_of(summary), out)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--out: {out} cannot be written: {error}; give the path of a .png, .svg or .pdf file"
+            f"--out: {out} cannot be written: {error}; give the path of a .png, .svg, .pdf or .html file"
         ) from None
     return f"{table_of(summary)}\nchart in {out}"
 
@@ -126,34 +161,60 @@ def axis_label(clients: int, by_class: bool) -> str:
     return "client" if clients <= MOST else f"{which}, sorted by their number of rows"
 
 
-def draw(summary: PartitionSummary, run_spec: RunSpec, out: Path) -> None:
-    """Draw the number of rows of each client, and below it the share of each class in these rows. Of a large population
-    a sample is drawn, see MOST."""
-    counts, clients = summary.counts, len(summary.client_index.sizes)
-    order = shown(summary)
-    heights = [1] if counts is None else [1, 2.6]
-    size = (10, 2.4 if counts is None else 6)
-    figure = load_matplotlib().figure.Figure(figsize=size, dpi=120, layout="tight")
-    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-    rows_of(panels[0], summary.client_index.sizes[order])
-    panels[0].set_title(title(run_spec, summary), loc="left", fontsize=11)
+def write(figure: Any, table: str, out: Path) -> None:
+    """Write a figure to a file of the kind that its name says. A page has the table too."""
+    if out.suffix != ".html":
+        figure.savefig(out)
+        return
+    drawing = io.StringIO()
+    figure.savefig(drawing, format="svg")
+    svg = drawing.getvalue()
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Partition</title><style>body { font: 15px '
+        "sans-serif; margin: 1.5em; color: #222; background: #fff } svg { max-width: 100%; height: auto } pre "
+        f"{{ overflow-x: auto }}</style><pre>{html.escape(table)}</pre>{svg[svg.index('<svg') :]}</html>\n"
+    )
+    out.write_text(page, encoding="utf-8")
+
+
+def chart(summary: PartitionSummary, title: str) -> Any:
+    """The figure. Its first panels, which share the axis of clients, are the number of rows of each client, the share
+    of each class in them, and what the workload makes different; of a large population a sample is drawn, see MOST."""
+    counts, clients, order = summary.counts, len(summary.client_index.sizes), shown(summary)
+    drifts, pictures = summary.client_index.drift is not None and counts is not None, summary.pictures is not None
+    heights = [1.0, *([] if counts is None else [2.6]), *(0.6 for _ in summary.differences)]
+    below = [2.2] * drifts + [1.6] * pictures
+    size = (10, 1.5 * sum((*heights, *below)) + 0.9)
+    whole = load_matplotlib().figure.Figure(figsize=size, dpi=120, layout="constrained")
+    parts = iter(whole.subfigures(1 + len(below), 1, height_ratios=[sum(heights) + 0.4, *below], squeeze=False)[:, 0])
+    panels = next(parts).subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    rows_of(panels[0], summary.client_index.whole.sizes[order])
+    panels[0].set_title(title, loc="left", fontsize=11)
     if counts is not None:
         classes_of(panels[1], shares(counts[order]).T)
+    for panel, name in zip(panels[len(panels) - len(summary.differences) :], summary.differences, strict=True):
+        rows_of(panel, summary.differences[name][order])
+        panel.set_ylabel(name.replace(", ", "\n").replace(" of ", "\nof "), rotation=0, ha="right", va="center")
     panels[-1].set_xlabel(axis_label(clients, counts is not None))
     if clients <= FEW:
         panels[-1].set_xticks(range(clients))
-    figure.savefig(out)
+    if drifts:
+        drift_of(next(parts).subplots(), summary, order)
+    if pictures:
+        images_of(next(parts).subplots(), summary, order)
+    return whole
 
 
 def rows_of(panel: Any, sizes: np.ndarray) -> None:
-    """Bars of the clients' rows. sizes: (N,), in the order of the chart."""
+    """Bars of the clients' rows, or of another number. sizes: (N,), in the order of the chart."""
     if len(sizes) <= FEW:
         panel.bar(range(len(sizes)), sizes, width=0.9, color=BLUE)
     else:  # bars of less than a pixel would vanish here and there
         panel.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=BLUE)
-    panel.set(ylabel="rows", xlim=(-0.5, len(sizes) - 0.5), ylim=(0, None))
-    panel.yaxis.get_major_locator().set_params(integer=True)
-    panel.yaxis.set_major_formatter("{x:,.0f}")
+    panel.set(ylabel="rows", xlim=(-0.5, len(sizes) - 0.5), ylim=(min(0, sizes.min()), None))
+    if sizes.dtype.kind in "iu":
+        panel.yaxis.get_major_locator().set_params(integer=True)
+        panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.spines[["top", "right"]].set_visible(False)
 
 
@@ -170,10 +231,64 @@ def classes_of(panel: Any, law: np.ndarray) -> None:
     panel.figure.colorbar(image, cax=inside, label="share of the client's rows")
 
 
+def some(count: int, most: int) -> np.ndarray:
+    """All of 0 … count - 1, or `most` of them at even distances."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
+
+
+def drift_of(panel: Any, summary: PartitionSummary, order: np.ndarray) -> None:
+    """A colour map of rounds and clients: the commonest class in each window."""
+    clients, rounds = order[some(len(order), DRIFTING)], 1 + some(summary.rounds, ROUNDS)
+    indices, label = (summary.client_index.at(round) for round in rounds.tolist()), summary.train["label"]
+    commonest = np.stack([class_counts(index, label)[clients].argmax(1) for index in indices], 1)
+    last = float(rounds[-1]) if len(rounds) > 1 else 1.5
+    image = panel.imshow(
+        commonest,
+        aspect="auto",
+        cmap="viridis",
+        interpolation="nearest",
+        extent=(0.5, last + 0.5, len(clients) - 0.5, -0.5),
+    )
+    panel.set(xlabel="round", ylabel="client", yticks=range(len(clients)))
+    panel.set_yticklabels([str(number) for number in clients], fontsize=7)
+    panel.figure.colorbar(image, ax=panel, label="commonest class of the round", pad=0.01)
+
+
+def images_of(panel: Any, summary: PartitionSummary, order: np.ndarray) -> None:
+    """The first images of some clients, one column for each of them."""
+    clients, index, images = order[some(len(order), PICTURED)], summary.client_index, summary.train["input"]
+    _, channels, height, width = images.shape
+    colours = 3 if channels == 3 else 1
+    sheet = np.full((EACH * (height + 1), len(clients) * (width + 1), colours), np.nan)
+    for column, client in enumerate(clients.tolist()):
+        for row, number in enumerate(index.rows[index.offsets[client] : index.offsets[client + 1]][:EACH].tolist()):
+            top, left = row * (height + 1), column * (width + 1)
+            sheet[top : top + height, left : left + width] = images[number, :colours].transpose(1, 2, 0)
+    low, high = (0, 255) if images.dtype == np.uint8 else (np.nanmin(sheet), np.nanmax(sheet))
+    sheet = np.nan_to_num((sheet - low) / max(high - low, 1e-12), nan=1.0)
+    panel.imshow(
+        sheet if colours == 3 else sheet[..., 0], cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="equal"
+    )
+    panel.set(xticks=(np.arange(len(clients)) + 0.5) * (width + 1) - 1, yticks=[], xlabel="what clients see")
+    panel.set_xticklabels([str(number) for number in clients])
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+
+
 def title(run_spec: RunSpec, summary: PartitionSummary) -> str:
-    workload = run_spec.experiment.workload
-    named, part = (workload["name"], workload.get("partition")) if isinstance(workload, dict) else (workload, None)
-    if isinstance(part, dict):
-        part = ", ".join([str(part["name"]), *(f"{k} {v}" for k, v in part.items() if k != "name")])
-    part = part or repr(getattr(run_spec.workload, "partition", "clients of its own"))
-    return f"{named}: {part}; {len(summary.client_index.sizes):,} clients, seed {run_spec.experiment.seed}"
+    """The workload, with those that it is around, and the partition."""
+    asked, built, names = run_spec.experiment.workload, run_spec.workload, list[str]()
+    while isinstance(asked, dict) and "of" in asked:
+        names, asked, built = [*names, str(asked["name"])], asked["of"], getattr(built, "of", built)
+    named, part = (asked["name"], asked.get("partition")) if isinstance(asked, dict) else (asked, None)
+    part = words(part or getattr(built, "partition", "clients of its own"))
+    clients, seed = len(summary.client_index.sizes), run_spec.experiment.seed
+    return "\n".join(wrap(f"{' of '.join([*names, str(named)])}: {part}; {clients:,} clients, seed {seed}", WIDE))
+
+
+def words(part: Any) -> str:
+    """A part of an experiment: its name and its arguments, those of parts within it in parentheses."""
+    if not isinstance(part, dict):
+        return str(part)
+    more = [f"{k} ({words(v)})" if isinstance(v, dict) else f"{k} {v}" for k, v in part.items() if k != "name"]
+    return ", ".join([str(part["name"]), *more])

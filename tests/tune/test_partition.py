@@ -56,6 +56,24 @@ def test_chart_and_table(suffix: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert Path(f"chart.{suffix}").read_bytes().startswith(head)
 
 
+def test_what_differs_besides_the_rows_is_measured_and_drawn(tmp_path: Path):
+    """A rate of 0.25 at every client, images turned by 0 or 90 degrees, and rows that drift."""
+    drifting = "{name: drifting, of: iid, window: 0.5, move: 0.1}"
+    turned = f"{{name: feature_skew, rotate: [0, 90], of: {{name: digits, partition: {drifting}}}}}"
+    asked = (f"workload={{name: label_noise, low: 0.25, high: 0.25, of: {turned}}}", "federation.clients=10")
+    page = tmp_path / "page.html"
+    done = invoke("partition", "digits", *asked, "federation.cohort=2", "--out", str(page))
+    assert done.exit_code == 0, done.output
+    cells = {line[:24].strip(): line[24:].split() for line in done.stdout.splitlines()}
+    assert cells["label noise"] == ["0.250"] * 4
+    assert cells["rotation, degrees"] == ["0", "45", "45", "90"]
+    assert cells["rows of a round"][0] == "72"
+    written = page.read_text()
+    assert written.startswith("<!doctype html>")
+    assert "label_noise of feature_skew of digits: drifting, of iid, window 0.5, move 0.1; 10 clients" in written
+    assert all(text in written for text in ("commonest class of the round", "what clients see", "rotation"))
+
+
 def test_a_set_without_labels_has_rows_only(tmp_path: Path):
     done = invoke("partition", "digits", "workload.name=quadratic", "--out", str(tmp_path / "q.png"))
     assert done.exit_code == 0, done.output

@@ -16,7 +16,7 @@ from .options import KeyedCommand, Out, overrides
 @click.command("partition", cls=KeyedCommand)
 @click.argument("experiment")
 @overrides
-@click.option("--out", type=Out(), default="partition.png", help="File for the chart: .png, .svg or .pdf.")
+@click.option("--out", type=Out(), default="partition.png", help="File for the chart: .png, .svg, .pdf or .html.")
 @report_errors
 def command(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
     """Draw how EXPERIMENT distributes its data over the clients, and print measures of heterogeneity."""
