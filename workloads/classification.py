@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from .client_index import check_index
 from .drawing import initial
 from .files.cells import labels_of
 from .metrics import auc
+from .models.convert import Converted, convert
 from .stateless import NETWORK, Stateless, buffers_of, parameters_of
 from .workload import (
     TEST_SET,
@@ -96,13 +98,29 @@ class Classification(Workload):
         """A new network; see `Model.build`."""
         return self.model.build(self.shape, self.classes)
 
+    def build_converted(self) -> nn.Module:
+        """A new network, as it is trained: without modules that a run cannot train, see `models.convert`."""
+        return convert(self.build()).module
+
     def check(self) -> None:
         _ = self.buffers
 
+    def data_files(self) -> Mapping[str, Path]:
+        return self.model.files()
+
     @cached_property
-    def outline(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def outlined(self) -> Converted:
+        """`outline`, and what was changed in it."""
         with torch.device("meta"):
-            return self.build()
+            return convert(self.build())
+
+    @property
+    def outline(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.outlined.module
+
+    @property
+    def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.outlined.summary
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -144,7 +162,7 @@ class Classification(Workload):
             labels_of(columns["label"], self.classes, part)
 
     def init(self, seed: int) -> dict[str, Tensor]:
-        module = initial(self.build, seed)
+        module = initial(self.build_converted, seed)
         trained = {name: value for name, (value, _) in parameters_of(module).items() if name not in self.frozen_names}
         buffers = {name: module.get_buffer(name) for name in self.buffers}
         return {name: value.detach().clone() for name, value in {**trained, **buffers}.items()}
@@ -152,20 +170,20 @@ class Classification(Workload):
     def frozen(self, seed: int) -> dict[str, Tensor]:
         if not self.frozen_names:
             return {}
-        parameters = parameters_of(initial(self.build, seed))
+        parameters = parameters_of(initial(self.build_converted, seed))
         return {name: parameters[name][0].detach().clone() for name in self.frozen_names}
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings without the modules: `network` keeps the tensors of its last call, and those of a vectorised
         call cannot be pickled."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("network", "outline")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("network", "outlined")}
 
     @cached_property
     def network(self) -> Stateless:
         """The network as a function of its tensors. It is built in another thread, because its first use may be under
         vmap, where weights cannot be drawn."""
         with ThreadPoolExecutor(1) as outside_vmap:
-            return NETWORK.get()(outside_vmap.submit(initial, self.build, 0).result())
+            return NETWORK.get()(outside_vmap.submit(initial, self.build_converted, 0).result())
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(B, *shape) in `dtype`: the normalised inputs of the network. Bytes are divided by 255 first."""

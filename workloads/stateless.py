@@ -39,7 +39,7 @@ def buffers_of(module: nn.Module) -> tuple[str, ...]:
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise ValueError(
                 "running statistics must belong to fedfleet.workloads.models.norms.BatchNorm, which the server "
-                f"averages, got torch's BatchNorm in {name}; replace it, or take nn.GroupNorm"
+                f"averages, got torch's BatchNorm in {name}; call fedfleet.convert on the network"
             )
     return tuple(name for name, _, _ in statistics(module))
 

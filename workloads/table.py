@@ -82,6 +82,10 @@ MODELS = {
     "resnet18": Entry(
         _HERE + "models.convolutional:ResNet18", "ResNet-18 with GroupNorm or BatchNorm and the stem for CIFAR"
     ),
+    "torchvision": Entry(
+        _HERE + "models.published:Torchvision", "a network of torchvision by its name, such as resnet18; no download"
+    ),
+    "timm": Entry(_HERE + "models.published:Timm", "a network of timm by its name; pip install timm; no download"),
     "vit": Entry(_HERE + "models.transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
     "rnn": Entry(_HERE + "models.recurrent:Rnn", "tanh cells over a text, maximum over time, 300 -> 4096 -> classes"),
     "lstm": Entry(_HERE + "models.recurrent:Lstm", "LSTM cells over a text, last output"),

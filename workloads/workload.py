@@ -111,10 +111,15 @@ class Model(ABC):
         """A new module that maps inputs (B, *shape) to logits (B, classes). `shape` is (channels, height, width) for
         images and (length, width of a vector) for texts.
 
-        Initial weights are drawn from torch's global generator, which the caller seeds. The module must run under
-        `torch.func.vmap`: nothing in place, `Keyed` modules for random layers, `norms.BatchNorm` for batch norm.
+        Initial weights are drawn from torch's global generator, which the caller seeds. The caller replaces torch's
+        BatchNorm, Dropout and their like (`models.convert`); otherwise the module must run under `torch.func.vmap`:
+        nothing in place, `Keyed` modules for random layers, `norms.BatchNorm` for running statistics.
         Raises ValueError for a shape that the network cannot take.
         """
+
+    def files(self) -> Mapping[str, Path]:
+        """The files that initial weights are read from, by names as in `Workload.data_files`."""
+        return {}
 
 
 class Chained(NamedTuple):
@@ -215,6 +220,9 @@ class Workload(ABC):
 
     outline: nn.Module | None = None
     """The network without its numbers, on the device "meta", where the workload has one."""
+
+    converted: str = ""
+    """Which modules of torch were replaced in the network, in one line for the log; "" for none."""
 
     lower: tuple[str, ...] = ("loss",)
     """Metrics of which lower values are better. This decides which clients count as the worst."""

@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from ...algorithms.aggregation.contract import Aggregator, Mean
 from ...algorithms.attacks.contract import Sender
@@ -21,6 +20,7 @@ from ...workloads import counted
 from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import CountedSampler
 from ..errors import ConfigError
+from ..kernels.vectorised import vectorised
 from .message_rows import MessageFiles, Span, Vector, vector_leaves, vectors_of
 from .stage_plan import StagePlan, sends
 
@@ -99,7 +99,7 @@ class StagedMessages:
                 if spans:
                     y = of_spans(flat, spans)
                     averaged = self.rule.steps and spans is vector.statistics
-                    added = y if averaged else vmap(self.rule.contribution)(x, y)
+                    added = y if averaged else vectorised(self.rule.contribution)(x, y)
                     added = added.masked_fill(broken[:, None], 0.0)
                     for span, part in zip(spans, added.split([span.length for span in spans], dim=1), strict=True):
                         flat[span.leaf][:, span.begin : span.end] = part

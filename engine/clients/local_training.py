@@ -24,6 +24,7 @@ from ..kernels.contract import Kernels
 from ..kernels.operators import in_bfloat16, orthogonalised_by
 from ..kernels.recorded_step import Recording, StepRecorder, copy_into
 from ..kernels.torchs import Torch
+from ..kernels.vectorised import vectorised
 from ..method_form.numbers import Path, form, identity, numbers
 from ..method_form.state_spec import StateSpec
 from ..storage.sha256 import sha256_of_tensors
@@ -293,7 +294,7 @@ class LocalTrainer:
     def _begin_block(self, public: Any, client: Any, steps: Tensor) -> Any:
         """The local states of a block before the first step."""
         # `steps` is passed to vmap because clients without state have no other tensor to vectorise over.
-        local = vmap(lambda _, client: self.algorithm.client_begin(public, client))(steps, client)
+        local = vectorised(lambda _, client: self.algorithm.client_begin(public, client))(steps, client)
         return local if self.device.type == "cpu" else contiguous(local)
 
     def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
@@ -307,7 +308,7 @@ class LocalTrainer:
 
     def _finish_block(self, public: Any, client: Any, local: Any) -> tuple[Any, Any]:
         """(the decoded messages, the new client states) of a block."""
-        return vmap(lambda client, local: self.finish(public, client, local))(client, local)
+        return vectorised(lambda client, local: self.finish(public, client, local))(client, local)
 
     def _recorded(self, inputs: Any, local: Any) -> Any:
         """A local step of a block as `StepRecorder` takes it.

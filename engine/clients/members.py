@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from ..accelerators.transfer import to_device
 from ..cohorts.tasks import Broadcast, TrainingTask
+from ..kernels.vectorised import vectorised
 from ..memory import Recent
 from ..method_form.numbers import Path, differing, identity, with_numbers
 from ..reduction.tree import TaskResult
@@ -230,7 +230,7 @@ class MembersTrainer(LocalTrainer):
 
     def _call(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
         """The result of a function for all clients, the first axis of every leaf of its arguments and its result."""
-        at_once = vmap(function)
+        at_once = vectorised(function)
         return at_once(*given) if self.tapes is None else self.tapes.call(name, at_once, *given)
 
     def _begin_block(self, public: MembersPublic, client: Any, steps: Tensor) -> Any:

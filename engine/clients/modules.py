@@ -31,8 +31,8 @@ TRIALS = 3
 """A module is refused if a global generator moved in every one of this many trials. In a single trial, another thread
 may have drawn."""
 
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-KEYED = "fedfleet.workloads.models.convolutional.Dropout"
+CONVERTIBLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.MultiheadAttention)
+KEYED = "fedfleet.workloads.models.dropout.Dropout"
 OWN = "a subclass of fedfleet.workloads.stateless.Keyed that draws from counted.uniform(self.key, count)"
 
 
@@ -160,10 +160,9 @@ def noted_draws() -> Iterator[list[str]]:
 
 def remedy(module: nn.Module) -> str:
     """What to use instead of a module of torch that draws from a global generator."""
-    if isinstance(module, DROPOUTS):
-        channels = "" if type(module) is nn.Dropout else ", channels=True"
-        return f"use {KEYED}({module.p:g}{channels}) in its place"
-    if getattr(module, "dropout", 0) and not isinstance(getattr(module, "dropout", 0), nn.Module):
+    if type(module) in CONVERTIBLE:
+        return "call fedfleet.convert on the network where it is built"
+    if isinstance(module, nn.RNNBase):
         return f"set its dropout to 0 and use {KEYED} beside it"
     return f"use {KEYED} or {OWN} in its place"
 

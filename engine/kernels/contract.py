@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from ...algorithms.tree import Layout
 from .recorded_step import StepRecorder
 from .tape import Tapes
+from .vectorised import vectorised
 
 
 class Run(Protocol):
@@ -107,7 +107,7 @@ class Kernels:
     def together(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """A step of one client as one of a block, whose arguments and results have the clients' axis first. Both are
         trees of tensors."""
-        return vmap(step)
+        return vectorised(step)
 
     def around_steps(self) -> AbstractContextManager[Any]:
         """A context in which they compute what methods orthogonalise."""

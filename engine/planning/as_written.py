@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.modules.module import register_module_forward_hook
 
 from ...algorithms.tree import Layout, Tree
@@ -37,6 +36,7 @@ from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.modules import kept_generators
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import ROUNDINGS, Excess, Rounding, agrees, exceeding, largest_entry
+from ..kernels.vectorised import vectorised
 from ..run_spec import RunSpec
 
 FEWEST, MOST, COMPARED_NUMBERS = 4, 64, 1 << 21
@@ -193,7 +193,7 @@ class Forms:
         def gradient(flat: Tensor, batch: Batch) -> Gradients:
             return Gradient.apply(flat, self.trainer, self.layout, tuple(batch), *batch.values())  # pyright: ignore
 
-        return vmap(gradient)(points, columns)
+        return vectorised(gradient)(points, columns)
 
 
 def near(run_spec: RunSpec) -> Iterator[Tensor]:

@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm
@@ -50,6 +49,7 @@ from ..kernels.contract import Kernels
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, orthogonalised_by
 from ..kernels.torchs import Torch
+from ..kernels.vectorised import vectorised
 from ..run_spec import RunSpec
 from .as_written import Forms, Gradients, changes_beside, exceeding_parts, may_be_ragged, padded_to
 
@@ -250,7 +250,9 @@ class Proof:
         points = self.on_device(point).expand(2, -1)
 
         def one(trainer: LocalTrainer) -> Callable[..., tuple[Tensor, Tensor]]:
-            return vmap(lambda flat, batch: Gradient.apply(flat, trainer, self.x.layout, tuple(batch), *batch.values()))
+            return vectorised(
+                lambda flat, batch: Gradient.apply(flat, trainer, self.x.layout, tuple(batch), *batch.values())
+            )
 
         try:
             return to_processor(one(self.own)(points, columns))

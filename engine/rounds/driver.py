@@ -103,6 +103,8 @@ class Driver:
             self.log(f"frozen, neither trained nor sent: {run_spec.frozen_text}")
         if run_spec.personal_text:
             self.log(f"personal, trained and never sent: {run_spec.personal_text}")
+        if run_spec.workload.converted:
+            self.log(f"model, converted: {run_spec.workload.converted}")
         if run_spec.workload.outline is not None and (wider := wider_than(run_spec.dtype, run_spec.workload.outline)):
             self.log(f"rounded to engine.dtype={experiment.engine.dtype}, in which the run computes: {wider}")
         self.consistent = True  # False in the middle of a commit

@@ -24,5 +24,6 @@ from .tune.python_api import resume as resume
 from .tune.python_api import run as run
 from .tune.search.api import search as search
 from .tune.search.found import Found as Found
+from .workloads.models.convert import convert as convert
 
 __version__: str

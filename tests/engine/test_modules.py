@@ -85,32 +85,15 @@ class Python(nn.Module):
         return x if random.random() < 0.5 else x * 2
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(64, 2, dropout=0.1, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x[:, None], x[:, None], x[:, None])[0][:, 0]
-
-
-class Channels(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout2d(0.25)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(x.view(-1, 4, 4, 4)).flatten(1)
+class OwnDropout(nn.Dropout):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.dropout(input, self.p, self.training) + 0.0
 
 
 TORCH = "torch's global generator"
 DRAWS: list[tuple[Callable[[], nn.Module], str, str, str]] = [
-    (lambda: nn.Dropout(0.7), r"between \(Dropout\)", TORCH, r"convolutional.Dropout\(0.7\)"),
-    (lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.5)), r"between.1 \(Dropout\)", TORCH, r"Dropout\(0.5\)"),
-    (Channels, r"between.drop \(Dropout2d\)", TORCH, r"Dropout\(0.25, channels=True\)"),
-    (lambda: nn.AlphaDropout(0.2), r"between \(AlphaDropout\)", TORCH, "stateless.Keyed"),
-    (nn.RReLU, r"between \(RReLU\)", TORCH, "stateless.Keyed"),
-    (Attention, r"between.inner \(MultiheadAttention\)", TORCH, "set its dropout to 0"),
+    (OwnDropout, r"between \(OwnDropout\)", TORCH, "stateless.Keyed"),
+    (lambda: nn.Sequential(nn.Tanh(), OwnDropout()), r"between.1 \(OwnDropout\)", TORCH, "dropout.Dropout"),
     (Functional, r"between \(Functional\)", TORCH, "stateless.Keyed"),
     (Normal, r"between \(Normal\)", TORCH, "stateless.Keyed"),
     (Numpy, r"between \(Numpy\)", "NumPy's global generator", "stateless.Keyed"),
@@ -131,8 +114,15 @@ def test_a_module_that_draws_from_a_global_generator_is_refused_by_name(between,
 
 @pytest.mark.parametrize("around", [Noisy, Auc], ids=lambda kind: kind.__name__)
 def test_it_is_refused_inside_other_workloads(around):
-    with pytest.raises(ConfigError, match=r"module between \(Dropout\) must draw"):
-        trained(around(Digits(model=With(lambda: nn.Dropout(0.5)))))
+    with pytest.raises(ConfigError, match=r"module between \(OwnDropout\) must draw"):
+        trained(around(Digits(model=With(OwnDropout))))
+
+
+def test_what_could_be_converted_is_refused_in_a_network_that_a_workload_builds_by_itself():
+    workload = OwnModules(model=With(nn.Identity))
+    workload.body().between = nn.Dropout(0.5)
+    with pytest.raises(ConfigError, match=r"between \(Dropout\) must .*; call fedfleet.convert on the network"):
+        trained(workload)
 
 
 def test_an_input_that_draws_is_refused():

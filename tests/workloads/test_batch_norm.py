@@ -73,7 +73,7 @@ def test_padding_does_not_count():
 
 
 def test_torchs_own_layer_is_refused():
-    says = r"belong to fedfleet.workloads.models.norms.BatchNorm, .* in 1; replace it, or take nn.GroupNorm$"
+    says = r"belong to fedfleet.workloads.models.norms.BatchNorm, .* in 1; call fedfleet.convert on the network$"
     with pytest.raises(ValueError, match=says):
         buffers_of(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)))
     assert buffers_of(nn.BatchNorm1d(3, track_running_stats=False)) == ()

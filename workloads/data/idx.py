@@ -140,7 +140,7 @@ class Idx(Published):
         self.published.verify(self.published.place(self.data_root))
 
     def data_files(self) -> Mapping[str, Path]:
-        return {} if self.stand_in else self.published.found(self.data_root)
+        return {**super().data_files(), **({} if self.stand_in else self.published.found(self.data_root))}
 
     def from_files(self) -> tuple[Columns, Columns]:
         self.check()

@@ -53,7 +53,7 @@ class FromFiles(Published):
                 parquet(path)
 
     def data_files(self) -> Mapping[str, Path]:
-        return {} if self.stand_in else named(self.folder, self.found().files)
+        return {**super().data_files(), **({} if self.stand_in else named(self.folder, self.found().files))}
 
     def settings(self) -> str:
         """Text that identifies how the files are decoded; the digest in the cache depends on it."""

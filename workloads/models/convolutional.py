@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .. import counted
 from ..files.vision import torchvision_models
-from ..stateless import Keyed
 from ..workload import Model
+from .dropout import Dropout
 from .norms import Norm, normalising
 
 STAGES = {
@@ -40,29 +37,6 @@ def images(name: str, shape: tuple[int, ...], least: int) -> None:
             f"{name} needs inputs (channels, height >= {least}, width >= {least}), got shape={shape}; "
             "choose mlp or logistic"
         )
-
-
-class Dropout(Keyed):
-    """Dropout whose draws follow from the key of the batch: they are the same for a client alone, in a block and on any
-    worker.
-
-    In training it sets entries to zero with probability `rate` and multiplies the others by 1 / (1 - rate). With
-    `channels`, it sets whole channels of inputs (B, C, …) to zero, as torch's Dropout1d, Dropout2d and Dropout3d do.
-    """
-
-    def __init__(self, rate: float, channels: bool = False) -> None:
-        super().__init__()
-        if not 0 <= rate < 1:
-            raise ValueError(f"0 <= dropout < 1 must hold, got dropout={rate}")
-        self.rate, self.channels = rate, channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (B, …). The draws for an example depend on its place in the batch, not on the length of the batch."""
-        if self.key is None or not self.rate:
-            return x
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
-        kept = counted.at_least(self.key.to(x.device), prod(shape), self.rate).view(shape)
-        return torch.where(kept, x / (1 - self.rate), 0.0)
 
 
 @dataclass(frozen=True)

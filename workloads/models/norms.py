@@ -19,18 +19,18 @@ class BatchNorm(Running):
 
     In training it normalises by the mean and variance of the batch, in which each example has the weight `share`, and
     moves the running statistics a tenth of the way to those of the batch (unbiased), as torch's BatchNorm does. In
-    evaluation it normalises by the running statistics. It does not count batches.
+    evaluation it normalises by the running statistics. It does not count batches. `affine`: whether it has weights and
+    biases.
     """
-
-    momentum = 0.1
-    eps = 1e-5
 
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
@@ -71,8 +71,10 @@ class BatchNorm(Running):
         mean = (parts * x).sum(others, keepdim=True)
         away = x - mean
         var = (parts * away.square()).sum(others, keepdim=True)
-        wide = [1, -1] + [1] * (x.ndim - 2)
-        out = away * (var + self.eps).rsqrt() * self.weight.view(wide) + self.bias.view(wide)
+        out = away * (var + self.eps).rsqrt()
+        if self.weight is not None and self.bias is not None:
+            wide = [1, -1] + [1] * (x.ndim - 2)
+            out = out * self.weight.view(wide) + self.bias.view(wide)
         return out, mean.flatten(), var.flatten(), (share > 0).sum().to(x.dtype) * area
 
 

@@ -68,6 +68,10 @@ class OverClassification(MinMax):
     def outline(self) -> nn.Module | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.outline
 
+    @property
+    def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.converted
+
     def check(self) -> None:
         self.of.check()
 

@@ -55,6 +55,10 @@ class Wrapped(Workload):
         return self.of.outline
 
     @property
+    def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.converted
+
+    @property
     def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.whole
 
