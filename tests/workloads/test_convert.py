@@ -17,6 +17,7 @@ import fedfleet
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.dropout import Dropout
+from fedfleet.workloads.models.published import Torchvision
 from fedfleet.workloads.stateless import Stateless
 from fedfleet.workloads.workload import Model
 
@@ -249,3 +250,24 @@ def test_torch_asks_no_user_to_file_an_issue(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.DEBUG, logger="fedfleet.vmap"):
         run(Reads(rate=0.0), Log(), block=4)
     assert any("Please file us an issue" in record.message for record in caplog.records)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("ray_here")
+def test_networks_of_torch_have_the_same_bits_here_and_on_two_workers():
+    """torchvision's resnet18 and a TransformerEncoder with dropout, as they are."""
+    for model in (Torchvision("resnet18"), Reads()):
+        digests = set()
+        for engine in ({"backend": "local"}, {"backend": "ray", "workers": 2}):
+            result = fedfleet.run(
+                fedfleet.Experiment(
+                    workload=Digits(model=model),
+                    method="fedavg",
+                    federation={"clients": 40, "cohort": 2, "rounds": 1, "local": {"steps": 1, "batch": 8}},
+                    engine={"kernels": "torch", **engine},
+                    tracking={"uri": "none"},
+                ),
+                progress=False,
+            )
+            digests.add(result.model_sha256)
+        assert len(digests) == 1, model
