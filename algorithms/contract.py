@@ -141,6 +141,18 @@ class Round(NamedTuple):
         return (self.cohort if self.divisor is None else self.divisor) / self.clients
 
 
+class Adaptation(NamedTuple):
+    """What a client does to its model before it is evaluated with it: local steps on its own training rows, of which
+    nothing is kept or sent. `rule`: the local step, a Rule; `steps`, or `epochs` where these are None; `batch`: the
+    examples of a batch, None for all rows of the client; `prox`: weight of the pull towards the model before."""
+
+    rule: Any
+    steps: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    prox: float = 0.0
+
+
 class LocalNorms(NamedTuple):
     """How far clients can have gone after 1, 2, … local steps. The engine multiplies the weight of a client that took
     K steps by (the mean of `effective` over the cohort, with the client weights) / `norms`[K - 1]."""
@@ -190,6 +202,11 @@ class Algorithm(ABC):
 
     shares_model: bool = True
     """False: clients send nothing of the model. Its running statistics then stay with them, too."""
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        """What clients do to their models before they are evaluated; None for nothing."""
+        return None
 
     @property
     def variables(self) -> Any:
@@ -305,6 +322,10 @@ class Around(Algorithm):
     @property
     def shares_model(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.shares_model
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        return self.method.adaptation
 
     @property
     def variables(self) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..algorithms.aggregation.contract import Aggregator, Stage
 from ..algorithms.attacks.contract import Attack, PoisoningAttack
-from ..algorithms.contract import Algorithm, Deferred, RunContext
+from ..algorithms.contract import Adaptation, Algorithm, Deferred, RunContext
 from ..algorithms.local import Rule
 from ..algorithms.tree import Layout, Tree
 from ..workloads.workload import Split, Workload
@@ -27,7 +27,7 @@ from .config import schedules
 from .config.finite import check_finite
 from .config.over_steps import scheduled
 from .config.registry import Plugin, Registry, find_plugin
-from .config.schema import Engine, Experiment, part_name
+from .config.schema import Adapt, ClientModels, Engine, Experiment, part_name
 from .errors import ConfigError
 from .kernels.agreement import Disagreement
 from .kernels.contract import Kernels
@@ -251,6 +251,36 @@ class RunSpec:
     def privacy(self) -> PrivacyPlan | None:
         """The privacy of the run; None without a section `privacy`."""
         return PrivacyPlan.of(self.experiment, self.registry, self.dtype)
+
+    # --- clients' own models ----------------------------------------------------------------------------------------
+    @property
+    def client_models(self) -> ClientModels:
+        """How clients' own models are evaluated."""
+        return self.experiment.evaluate.clients or ClientModels()
+
+    @built_once
+    def evaluates_own_models(self) -> bool:
+        """Whether every client's own model is evaluated on the rows of its client."""
+        own, method = self.client_models.own, self.method()
+        if own != "auto":
+            return own
+        return method.own_models or self.adaptation(method) is not None
+
+    @built_once
+    def trains_the_servers_model(self) -> bool:
+        """Whether all tensors of the server's model are trained: those that stay with the clients are not."""
+        return self.division is None and self.method().shares_model
+
+    def adaptation(self, method: Algorithm) -> Adaptation | None:
+        """What clients do to their models before they are evaluated once more. method: of the round."""
+        adapt = self.client_models.adapt
+        if not isinstance(adapt, Adapt):
+            return method.adaptation if adapt == "auto" else None
+        key = "evaluate.clients.adapt.rule"
+        rule = rule_of(method, key) if adapt.rule == "same" else self.registry.build("RULES", adapt.rule, key)
+        same = self.experiment.federation.local.batch
+        batch = None if adapt.batch == "all" else same if adapt.batch == "same" else adapt.batch
+        return Adaptation(rule, adapt.steps, adapt.epochs, batch, adapt.prox)
 
     @property
     def last_round(self) -> int:
@@ -547,14 +577,15 @@ class RunSpec:
         return split_of(self.workload, self.experiment, torch.finfo(self.dtype).max)
 
 
-def rule_of(method: Algorithm) -> Rule:
-    """The local rule of a method, or of the one that it wraps. Raises ConfigError if it has none."""
+def rule_of(method: Algorithm, key: str = "personal.rule") -> Rule:
+    """The local rule of a method, or of the one that it wraps. key: of the setting that needs it. Raises ConfigError if
+    it has none."""
     inner = method
     while not isinstance(rule := getattr(inner, "rule", None), Rule):
         inner = getattr(inner, "method", None)
         if inner is None:
             name = type(method).__name__.lower()
-            raise ConfigError(f"personal.rule: same needs a method with the one option rule, got {name}; give a rule")
+            raise ConfigError(f"{key}: same needs a method with the one option rule, got {name}; give a rule")
     return rule
 
 

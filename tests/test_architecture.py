@@ -17,7 +17,7 @@ ALLOWED = {
     "workloads": (r"workloads\b",),
     "engine": (
         r"engine\b",
-        r"algorithms\.(contract|local|tree|parts\.orthogonal|aggregation\.messages|(aggregation|attacks)\.contract)$",
+        r"algorithms\.(contract|local|tree|parts\.(orthogonal|own_model)|aggregation\.messages|(aggregation|attacks)\.contract)$",
         r"algorithms\.privacy\.(mechanism|clipping|noise)$",
         r"workloads\.(workload|classification|client_index|stateless|drawing|counted|models\.derivatives|entry|processors)$",
     ),

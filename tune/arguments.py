@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 
 from ..algorithms.parts.groups import PerGroup
 from ..engine.config.registry import resolve, signature
-from ..engine.config.schema import AsIf, Asynchronous, Pace, Personal, Privacy, Systems, WorkerGroup
+from ..engine.config.schema import (
+    Adapt,
+    AsIf,
+    Asynchronous,
+    ClientModels,
+    Pace,
+    Personal,
+    Privacy,
+    Systems,
+    WorkerGroup,
+)
 
 Tables = Mapping[str, Mapping[str, Any]]
 """The tables of a registry."""
@@ -230,6 +240,8 @@ NAMES = {
     AsIf: "mapping",
     Systems: "mapping",
     Personal: "mapping",
+    Adapt: "mapping",
+    ClientModels: "mapping",
     Pace: "mapping",
     Asynchronous: "mapping",
 }

@@ -198,8 +198,10 @@ class Progress(Observer):
     def record(self, record: Record) -> None:
         if "train/loss" in record:
             self.shown["loss"] = f"{record['train/loss']:.4f}"
-        if "eval/accuracy" in record:
-            self.shown["accuracy"] = f"{record['eval/accuracy']:.2%}"
+        for name in ("eval/accuracy", "eval/own/test_accuracy"):
+            if name in record:
+                self.shown["accuracy"] = f"{record[name]:.2%}"
+                break
         if speed := record["client/count"] / record["time/seconds"]:  # else nobody trained in this round
             self.shown["clients/s"] = f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
         text = "  ".join(f"{name} {self.shown[name]}" for name in SHOWN if name in self.shown)

@@ -18,10 +18,10 @@ def on_validation(metric: str) -> str | None:
     name = metric.removeprefix("eval/")
     if name == metric or name.startswith("validation_"):
         return None
-    if not name.startswith("clients/"):
+    whose, _, own = name.rpartition("/")
+    if not whose:
         return f"eval/validation_{name}"
-    own = name.removeprefix("clients/test_")
-    return None if own == name else f"eval/clients/validation_{own}"
+    return f"eval/{whose}/validation_{own.removeprefix('test_')}" if own.startswith("test_") else None
 
 
 def refuse_test_metric(key: str, metric: str) -> None:

@@ -21,7 +21,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..contract import Algorithm, Client, Local, LocalNorms, LocalSteps, Message, Oracle, Public, Round, Server
+from ..contract import (
+    Adaptation,
+    Algorithm,
+    Client,
+    Local,
+    LocalNorms,
+    LocalSteps,
+    Message,
+    Oracle,
+    Public,
+    Round,
+    Server,
+)
 from ..tree import Tree
 
 Factors = tuple[tuple[str, float], ...]
@@ -81,6 +93,10 @@ class Clipped(Algorithm):
     @property
     def shares_model(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.shares_model
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        return self.method.adaptation
 
     # --- the method's functions -------------------------------------------------------------------------------------
     def server_init(self, x: Tree) -> Server:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Message
 from ...algorithms.tree import Tree
+from ...workloads import counted
 from ...workloads.client_index import ClientIndex
 from ...workloads.workload import Columns, Params
 from ..accelerators.columns import DeviceColumns
@@ -49,6 +50,9 @@ from .evaluation import (
 )
 from .local_training import LocalResult, LocalTrainer
 from .modules import evaluating
+from .own_models import Adapter, OwnModels, report_means, rows_of
+
+LARGEST_SEED = 2**63 - 1
 
 
 class Data(NamedTuple):
@@ -132,6 +136,7 @@ class Worker:
         self.with_rms = run_spec.sampler.needs_rms
         self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
         self.most_trainers = run_spec.experiment.federation.pace.versions
+        self.adapters: dict[int, Adapter | None] = {}  # by the round that they were made for
         self.recorder = self.kernels.recorder()
         self.public: dict[int, PublicState] = {}  # by the place in the broadcast
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
@@ -417,8 +422,10 @@ class Worker:
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, task: EvaluationTask, broadcast: Broadcast) -> TaskResult:
+    def evaluate(self, task: EvaluationTask | OwnModels, broadcast: Broadcast) -> TaskResult:
         """The metrics of the model that was broadcast, on rows of the test set or on rows of some clients."""
+        if isinstance(task, OwnModels):
+            return self._evaluate_own(task, broadcast)
         if isinstance(task, LossProbe):
             return TaskResult(task.index, [], *self._probe(task, self.parameters(broadcast)))
         (metrics,) = self.metrics([self.parameters(broadcast)], task)
@@ -443,3 +450,73 @@ class Worker:
         with self.kernels.around_losses(), evaluating():
             index = self._index_at(task.round)
             return probe_losses(workload, p, self.data.train, index, task, seed, self.device)
+
+    # --- clients' own models --------------------------------------------------------------------------------------
+    def _evaluate_own(self, task: OwnModels, broadcast: Broadcast) -> TaskResult:
+        """The metrics of clients' own models. The broadcast has the server's model, then its public state."""
+        algorithm = self._trainer_for(task.round, False).algorithm
+        x, *leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in broadcast.leaves]
+        x = Tree(x, self.x.layout)
+        public = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
+        models: dict[str, list[Tree]] = {"server": [x] * len(task.clients)} if task.server else {}
+        models["own"] = [self._own_model(algorithm, x, public, int(row)) for row in task.read]
+        gradients = 0.0
+        if (adapter := self._adapter_for(task.round, algorithm)) is not None:
+            batches = self._adapting_batches(adapter, task)
+            block = self.run_spec.block(x.flat.numel()) if self.vectorise else 1
+            models["adapted"] = adapter.tuned(models["own"], batches, block, self.beat)
+            gradients = float(batches.drawn.steps.sum())
+        found: dict[str, list[float]] = {}
+        indices = {kind: rows_of(self._index_at(task.round), kind) for kind in task.kinds}
+        for name, those in models.items():
+            if name == "own" and task.server and not algorithm.own_models:  # they are the server's
+                found |= {f"own{column.removeprefix('server')}": values for column, values in found.items()}
+                continue
+            for place, client in enumerate(task.clients.tolist()):
+                for kind, index in indices.items():
+                    for metric, value in self._means_of(those[place], client, index).items():
+                        found.setdefault(f"{name}/{kind}_{metric}", [np.nan] * len(task.clients))[place] = value
+        columns = {name: np.array(values) for name, values in found.items()}
+        return TaskResult(task.index, [], {"gradients": gradients}, {"id": task.clients, **columns})
+
+    def _own_model(self, algorithm: Algorithm, x: Tree, public: Any, row: int) -> Tree:
+        """The model that a client is evaluated with. row: of its state, -1 before its first visit."""
+        if row < 0 or self.rows is None:
+            return algorithm.client_model(x, public, self._initial_state(algorithm, public))
+        return algorithm.client_model(x, public, self.rows.read_one(row))
+
+    def _means_of(self, model: Tree, client: int, index: ClientIndex) -> dict[str, float]:
+        """The means of the workload's report on the rows that a client has by this index, {} if it has none."""
+        size = self.run_spec.experiment.evaluate.batch
+        rows = torch.from_numpy(index.rows[index.offsets[client] : index.offsets[client + 1]])
+        p = {**self.frozen, **dict(model.items())}
+        self.beat()
+        batches = (
+            {name: column.index_select(0, some).to(self.device) for name, column in self.data.train.items()}
+            for some in rows.split(size)
+            if len(some)
+        )
+        with self.kernels.around_losses(), evaluating():
+            return report_means(self.run_spec.workload, p, batches)
+
+    def _adapter_for(self, round: int, algorithm: Algorithm) -> Adapter | None:
+        """What tunes clients' models with the method's settings of a round."""
+        version = round if self.run_spec.method_has_schedule else 1
+        if version not in self.adapters:
+            adaptation = self.run_spec.adaptation(algorithm)
+            made = None
+            if adaptation is not None:
+                workload, precision = self.run_spec.workload, self.run_spec.precision
+                freed = {name: self.frozen[name] for name in self.run_spec.kept_apart.frozen}
+                stays = {name: tensor for name, tensor in self.frozen.items() if name not in freed}
+                given = {"kernels": self.kernels, "precision": precision, "frozen": stays}
+                made = Adapter(adaptation, self.x, freed, workload.buffers, workload=workload, **given)
+            self.adapters = {version: made}
+        return self.adapters[version]
+
+    def _adapting_batches(self, adapter: Adapter, task: OwnModels) -> TaskBatches:
+        """The batches on which clients tune their models, drawn alike in all rounds, and otherwise than in training."""
+        index, seed = self._index_at(task.round), self.run_spec.experiment.seed
+        own = int(counted.key(seed, "adapt")) & LARGEST_SEED
+        drawn = stream(index, task.clients, np.zeros(len(task.clients), dtype=np.int64), adapter.local(index), own)
+        return TaskBatches.of(drawn, self.columns, self.x.flat.dtype, self.gather)

@@ -579,6 +579,70 @@ class BestModel(Section):
     """Whether larger (`max`) or smaller (`min`) values are better; `auto` (default) as in `evaluate.stop`."""
 
 
+class Adapt(Section):
+    """How a client tunes its model on its own training rows before it is evaluated. Either `steps` or `epochs` may be
+    given; without both, `epochs` is 1."""
+
+    steps: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The number of local steps, at least 1."""
+    epochs: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """The number of passes over the client's training rows, at least 1."""
+    batch: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | Literal["same", "all"] = "same"
+    """The number of examples in a batch, at least 1, `same` as in training (default), or `all` of the client."""
+    rule: Any = "same"
+    """The local optimiser, by its name in the table RULES or a name with arguments; `same` (default) is the method's.
+    """
+    prox: float = Field(default=0.0, ge=0)
+    """The weight of a pull towards the model that the client begins with, 0 or more."""
+
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict("steps", "epochs", "give steps or epochs", "leave one out", lambda a: a.steps and a.epochs),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_or_epochs(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("steps") is None and values.get("epochs") is None:
+            return {**values, "epochs": 1}
+        return values
+
+    @field_validator("rule")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return name_or_mapping(value)
+
+
+def kind_of_adapt(value: Any) -> str:
+    """Which of the two forms `evaluate.clients.adapt` has."""
+    return "Adapt" if isinstance(value, dict | Adapt) else "word"
+
+
+AdaptKinds = Annotated[
+    Annotated[Literal["auto", "none"], Tag("word")] | Annotated[Adapt, Tag("Adapt")], Discriminator(kind_of_adapt)
+]
+
+
+class ClientModels(Section):
+    """How clients' own models are evaluated, each on the rows of its client."""
+
+    own: bool | Literal["auto"] = "auto"
+    """Whether they are. `auto` (default): where the method gives clients models of their own, or adapts them; `true`:
+    also where every client has the server's model, for comparison."""
+    adapt: AdaptKinds = "auto"
+    """What clients do before they are evaluated once more, as in {epochs: 5}, see `Adapt`; `auto` (default) is what the
+    method says, `none` is nothing."""
+    sample: float = Field(default=0.0, ge=0, le=LARGEST_COUNT)
+    """How many clients are evaluated before the last round, the same in all rounds: a number of 1 or more, a fraction
+    below 1, or 0 for all (default)."""
+
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("adapt", "own", "needs clients' models to be evaluated", "leave one of them out"),
+            lambda c: isinstance(c.adapt, Adapt) and c.own is False,
+        ),
+    )
+
+
 class Evaluate(Section):
     """When and on which rows the model is evaluated."""
 
@@ -599,6 +663,9 @@ class Evaluate(Section):
     """The fraction of each client's rows, 0 or more and less than 1, by which settings are chosen: they are neither
     trained on nor test rows, and the model's report on all of them is recorded as `eval/validation_…`. With rows that
     clients hold out, the two means over clients are recorded, too."""
+    clients: ClientModels | None = None
+    """How clients' own models are evaluated, as in {own: true, adapt: {epochs: 5}}, see `ClientModels` (default: with
+    its defaults)."""
     stop: EarlyStop | None = None
     """When the run ends before its last round, as in {metric: eval/accuracy, patience: 5}, see `EarlyStop` (default:
     never). A run that has ended so is complete, and has a result."""
@@ -1228,7 +1295,7 @@ def _keys(place: Sequence[Any], section: type[BaseModel]) -> list[str]:
     """The valid keys of the section at the place of an error in another section."""
     model: Any = section
     for part in place:
-        if part in (forms := {each.__name__: each for each in (Pace, Asynchronous, WorkerGroup)}):
+        if part in (forms := {each.__name__: each for each in (Pace, Asynchronous, WorkerGroup, Adapt)}):
             model = forms[part]
         elif not isinstance(part, int):
             found = model.model_fields[part].annotation

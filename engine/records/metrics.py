@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,8 +16,11 @@ EVALUATION = "eval/"
 def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
     """Whether larger or smaller values of a column are better, also of one over clients, such as
     eval/clients/loss_worst. lower: as the workload has it."""
-    name = metric.replace("eval/clients/", "eval/").removesuffix("_worst")
-    name = name.replace("eval/test_", "eval/").replace("eval/validation_", "eval/")
+    if metric.endswith(("_better", "_worse", "_std")):  # shares of clients, and the deviation over them
+        return "max" if metric.endswith("_better") else "min"
+    name = re.sub(r"^eval/(clients|own|adapted)/", "eval/", metric)
+    name = re.sub(r"_(worst|weighted|decile|q\d\d)$", "", name)
+    name = re.sub(r"^eval/(test|validation|training)_", "eval/", name)
     return "min" if name.endswith("loss") or name in {f"eval/{each}" for each in lower} else "max"
 
 

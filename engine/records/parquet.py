@@ -8,6 +8,18 @@ eval/validation_…                   with evaluate.validation: the same on the 
                                     chosen
 eval/clients/…, …_worst             with evaluate.fairness: each client's mean over its own training rows, averaged over
                                     all clients and over the tenth of the clients with the worst means
+eval/own/…                          where clients have models of their own, or with evaluate.clients: the metrics of
+                                    each client's own model on its own rows (test_…, validation_…, training_…),
+                                    averaged over the clients
+eval/own/…_weighted, …_std          the mean weighted by the clients' rows; the standard deviation over the clients
+eval/own/…_worst, …_decile          the mean over the worst tenth; the best of the worst tenth
+eval/own/…_q05, …_q10               quantiles over the clients, also …_q25, …_q50, …_q75, …_q90, …_q95
+eval/own/…_better                   the share of the clients whose own model is better than the server's, also …_equal,
+                                    …_worse; where the server's model is trained as a whole
+eval/own/never                      the clients among them that have never taken part
+eval/adapted/…                      the same of their models after the adaptation of evaluate.clients.adapt
+eval/gradients                      the gradients of this adaptation, which client/gradients does not count
+client/personal_norm2               with personal tensors: the mean of the squared norm of their change in a visit
 client/count, dropped               clients that took part; clients left out (failures, federation.without, Byzantine
                                     clients that send nothing)
 client/steps, gradients             the sums of their local steps and gradients; in round 1 with the gradients of a warm

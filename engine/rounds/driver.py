@@ -24,6 +24,7 @@ from ..aggregation.passes import PassTask
 from ..aggregation.rule import Aggregated, StageState
 from ..aggregation.stage import StageRunner
 from ..clients.evaluation import evaluations, loss_probes
+from ..clients.own_models import evaluated_clients, kinds_of, own_columns, own_models_tasks, rows_of
 from ..clients.worker import keep_freed_memory
 from ..cohorts.tasks import ClientTask, TrainingTask
 from ..errors import BlockTooLarge, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
@@ -34,6 +35,7 @@ from ..method_form.state_spec import StateSpec, traffic_columns
 from ..planning.execution_plan import write_plan
 from ..records.best_model import FILE as BEST
 from ..records.best_model import Best
+from ..records.client_models import write_client_models
 from ..records.history import UNTRAINED, Event, History, Record
 from ..records.lineage import lineage_of
 from ..records.metrics import EVALUATION, Metric, why_stop
@@ -98,6 +100,7 @@ class Driver:
         self.stopped = ""  # why the run has ended before its last round
         self.stage = StageRunner(run_spec.stage_plan, self._run_pass, str(message_folder(run_spec.state_folder)))
         self._begin()
+        self.client_models: Mapping[str, np.ndarray] | None = None  # what an evaluation has found, not yet written
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         if run_spec.frozen:
             self.log(f"frozen, neither trained nor sent: {run_spec.frozen_text}")
@@ -307,6 +310,7 @@ class Driver:
         counted = self._evaluates(number, plan_state)
         if counted or number == self.last_round:
             record.update((yield from self._evaluate(model)))
+            record.update((yield from self._evaluate_own_models(model, server, update, totals)))
             record["time/evaluate"] = self.clock() - updated
         record["time/seconds"] = self.clock() - started
         for column, value in warm_start.items():
@@ -314,6 +318,7 @@ class Driver:
         self._commit(server, aggregated.state, plan_state, update, totals, record)
         self.evaluated = counted or number == self.last_round
         self._keep_best(counted)
+        self._write_client_models()
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
             write_clients(self.run_spec.directory, number, totals.clients, update.visits)
         return record
@@ -395,6 +400,8 @@ class Driver:
     def _evaluate(self, x: Tree) -> Phases[Record]:
         """The columns of an evaluation of the model x."""
         record, evaluate = Record(), self.run_spec.experiment.evaluate
+        if not self.run_spec.trains_the_servers_model:
+            return record
         for tasks, columns in evaluations(self.run_spec.workload, evaluate, self.test_rows, self.client_index):
             record |= columns((yield from self._totals("evaluate", tasks, x.flat)))
         if lost := [name for name, value in record.items() if math.isnan(value)]:
@@ -476,6 +483,32 @@ class Driver:
         """What the run ends with."""
         best = self._best_with_last() if self.records else None
         return Outcome(self.tensors(), self.stopped, best and self._with_frozen(best))
+
+    def _evaluate_own_models(self, x: Tree, server: Server, update: Update, totals: RoundTotals) -> Phases[Record]:
+        """The columns of an evaluation of clients' own models, beside the model x that the server has after an update.
+        What is known of each client is kept for `_write_client_models`."""
+        spec, index = self.run_spec, self.client_index
+        if not spec.evaluates_own_models:
+            return {}
+        number, evaluate, rows = self.round + 1, spec.experiment.evaluate, self.training.row_after(update, totals)
+        sample = 0.0 if number == self.last_round else spec.client_models.sample
+        clients = evaluated_clients(self.federation.clients, sample, spec.experiment.seed)
+        kinds, whole = kinds_of(index, evaluate.fairness), spec.trains_the_servers_model
+        tasks = own_models_tasks(index, clients, rows, kinds, whole, number, evaluate.batch)
+        found = yield from self._totals("evaluate", tasks, (x.flat, self.method.broadcast(server)))
+        self.client_models = found.clients
+        record = own_columns(spec.workload, found.clients, index, kinds)
+        record["eval/own/never"] = float((rows[clients] < 0).sum())
+        return {**record, "eval/gradients": found.facts["gradients"]} if found.facts["gradients"] else record
+
+    def _write_client_models(self) -> None:
+        """Write the numbers of each client that the last evaluation has found, if the run has a folder."""
+        if self.client_models is not None and self.run_spec.directory is not None:
+            sizes = {
+                kind: rows_of(self.client_index, kind).sizes for kind in kinds_of(self.client_index, training=True)
+            }
+            write_client_models(self.run_spec.directory, self.client_models, self.visits, sizes)
+        self.client_models = None
 
     def model(self) -> Any:
         """The tree to evaluate."""

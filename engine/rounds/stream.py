@@ -374,6 +374,13 @@ class Stream(Training):
         for name in (*TIMES, "seconds"):
             self.spent[name] += result.facts.get(name, 0.0)
 
+    def row_after(self, update: Update, totals: RoundTotals) -> np.ndarray:
+        row = self.table.row.copy()
+        jobs = [job for job in self.planner.jobs(self.number + 1) if job not in self.dropped]
+        for job in jobs:
+            row[job.client] = self.results[job].row
+        return row
+
     # --- the commit ---------------------------------------------------------------------------------------------------
     def commit(self, update: Update, totals: RoundTotals) -> None:
         """The rows of the clients' states have waited for the update."""

@@ -101,6 +101,10 @@ class Training:
         divisor = update.divisor_without(totals.dropped)
         return totals if divisor is None else totals._replace(facts={**totals.facts, "divisor": divisor})
 
+    def row_after(self, update: Update, totals: RoundTotals) -> np.ndarray:
+        """(N,) the row of each client's state as `commit` with the same arguments would leave it."""
+        return self.table.row_after(totals.dropped)
+
     def commit(self, update: Update, totals: RoundTotals) -> None:
         """Make the new states of the update's clients, which `totals` has told of, those of the table."""
         self.table.commit(totals.digests(update.clients), totals.dropped)

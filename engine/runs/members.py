@@ -33,6 +33,7 @@ from ..clients.members import (
     recent_trainers,
     train_together,
 )
+from ..clients.own_models import OwnModels
 from ..clients.worker import TaskUnderWay
 from ..errors import Interrupted, type_and_first_line
 from ..kernels.agreement import Rounding, agrees, exceeding
@@ -186,7 +187,8 @@ class Members:
         groups: dict[Hashable, list[tuple[Member, Phase, Evaluation]]] = defaultdict(list)
         for member, phase in needing:
             evaluation = Evaluation(member.pool.worker, phase.tasks, phase.broadcast)
-            groups[evaluated_form(evaluation)].append((member, phase, evaluation))
+            own = any(isinstance(task, OwnModels) for task in phase.tasks)  # of this member alone
+            groups[id(member) if own else evaluated_form(evaluation)].append((member, phase, evaluation))
         for group in groups.values():
             began, made = time.perf_counter(), list[list[TaskResult]]()
             alike = group[0][2].worker.run_spec.computing()

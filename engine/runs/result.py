@@ -162,6 +162,7 @@ class Result:
 
     def __repr__(self) -> str:
         names = [name for name in self.metrics if name.startswith("eval/") and not name.startswith("eval/clients/")]
+        names = [name for name in names if name.count("/") == 1] or names  # those of clients' own models are many
         metrics = [f"{name} {self.metrics[name]:.4g}" for name in names[:SHOWN_METRICS]]
         folder = [str(self.directory)] if self.directory else []
         facts = [f"{len(self.rows)} rounds", *metrics, f"{self.seconds:.1f} s", *folder]

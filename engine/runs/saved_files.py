@@ -13,6 +13,7 @@ from ..config.yaml_text import parse
 from ..errors import ConfigError, first_line
 from ..records.best_model import FILE as BEST
 from ..records.best_model import Best
+from ..records.client_models import FILE as CLIENT_MODELS
 from ..records.lineage import FILE as FORK
 from ..rounds.under_way import Outcome
 from ..storage.atomic_write import RESERVE
@@ -42,6 +43,7 @@ FILES = (
     FROZEN,
     "partition.json",
     "partition.arrow",
+    CLIENT_MODELS,
     INITIAL,
     FORK,
     *RESULT,

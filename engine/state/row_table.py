@@ -148,6 +148,15 @@ class RowTable:
         self._release(np.concatenate([old[old >= 0], fresh[~took_part]]))
         self.pending = None
 
+    def row_after(self, without: tuple[int, ...] = ()) -> np.ndarray:
+        """(N,) the row of each client as `commit` would leave it, -1 before its first visit."""
+        row = self.row.copy()
+        if self.pending is not None:
+            clients, fresh = self.pending
+            took_part = ~np.isin(clients, without)
+            row[clients[took_part]] = fresh[took_part]
+        return row
+
     def _release(self, rows: np.ndarray) -> None:
         self.free += rows[(self.pins[rows] == 0) & (rows >= self.first)].tolist()
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from fedfleet.engine.config.registry import Registry, resolve, signature
-from fedfleet.engine.config.schema import Asynchronous, Experiment, Pace
+from fedfleet.engine.config.schema import Adapt, Asynchronous, ClientModels, Experiment, Pace
 from fedfleet.engine.records import per_client
 from fedfleet.tune.arguments import explained
 from tests.tune.commands import invoke
@@ -134,6 +134,8 @@ def cells(page: str) -> dict[str, list[str]]:
 def test_conflicts_name_keys_that_exist():
     """Or a part of the run: the method and its arguments, the folder."""
     known = {key.name for section in (Experiment, Pace, Asynchronous) for key in configuration.keys(section)}
+    known |= {key.name for key in configuration.keys(ClientModels, "evaluate.clients.")}
+    known |= {key.name for key in configuration.keys(Adapt, "evaluate.clients.adapt.")}
     for prefix, some in configuration.ALL_CONFLICTS.items():
         for conflict in some:
             for key in (f"{prefix}{conflict.key}", f"{prefix}{conflict.other}"):

@@ -11,8 +11,10 @@ from pydantic import BaseModel
 from fedfleet.engine.config.conflicts import Conflict
 from fedfleet.engine.config.schema import (
     LARGEST_COUNT,
+    Adapt,
     AsIf,
     Asynchronous,
+    ClientModels,
     Engine,
     Experiment,
     Federation,
@@ -70,6 +72,11 @@ PERSONAL = """\
 Tensors of the model that stay with each client, or are not trained, see [the guide](../howto/personal.md). Without this
 section all tensors are shared.
 """
+CLIENT_MODELS = """\
+## The section `evaluate.clients`
+
+How clients' own models are evaluated, see [the guide](../howto/personal.md#evaluation).
+"""
 PACE = """\
 ## The pace of rounds
 
@@ -106,6 +113,8 @@ ALL_CONFLICTS = {
     "privacy.": Privacy.conflicts,
     "privacy.as_if.": AsIf.conflicts,
     "personal.": Personal.conflicts,
+    "evaluate.clients.": ClientModels.conflicts,
+    "evaluate.clients.adapt.": Adapt.conflicts,
 }
 """What stands before the keys of rows -> the rows."""
 FILLED_IN = ("name", "notes")
@@ -135,6 +144,8 @@ def page() -> str:
     ]
     parts += [SYSTEMS, rows(keys(Systems, "systems."))]
     parts += [PERSONAL, rows(keys(Personal, "personal."))]
+    own = [*keys(ClientModels, "evaluate.clients."), *keys(Adapt, "evaluate.clients.adapt.")]
+    parts += [CLIENT_MODELS, rows(own)]
     parts += [PACE, rows(keys(Pace, "federation.pace."))]
     parts += [ASYNCHRONOUS, rows(keys(Asynchronous, "federation.pace."))]
     parts += [SEARCH, rows(keys(SearchSettings, "search."))]

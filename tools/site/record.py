@@ -7,7 +7,7 @@ import re
 from types import ModuleType
 
 from fedfleet.engine.backends.ray.ray_pool import RayPool
-from fedfleet.engine.records import parquet, per_client
+from fedfleet.engine.records import client_models, parquet, per_client
 
 from .text import sentence, table
 
@@ -29,6 +29,12 @@ With `tracking.clients: true` each round has a file `clients/round-000001.parque
 `systems` it has a row for each client of the cohort; with it, for each client that was selected, and the first numbers
 are empty for those whose results were not used. An update of an [asynchronous run](../howto/asynchronous.md) has rows
 for its results, and for the clients that were lost or too stale since the update before.
+"""
+OWN_MODELS = """\
+## Clients' own models
+
+A run that evaluates [clients' own models](../howto/personal.md#evaluation) has `clients.parquet` in its folder, with a
+row for each client that the last evaluation has looked at.
 """
 SECONDS = """\
 ## Seconds
@@ -65,7 +71,8 @@ def page() -> str:
     head = ("column", "meaning")
     rounds, clients = table(head, rows_of(columns())), table(head, rows_of(columns(per_client)))
     times = table(("name", "meaning"), [(name, sentence(text)) for name, text in TIMES])
-    return "\n".join([HEAD, rounds, SECONDS, times, CLIENTS, clients, CLUSTER, table(head, cluster())])
+    own = table(head, rows_of(columns(client_models)))
+    return "\n".join([HEAD, rounds, SECONDS, times, CLIENTS, clients, OWN_MODELS, own, CLUSTER, table(head, cluster())])
 
 
 def rows_of(named: list[tuple[list[str], str]]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...clients.own_models import OwnModels
 from ...cohorts.tasks import TrainingTask
 from ...reduction.tree import TreeNode
 from .row_locations import RowLocations
@@ -52,8 +53,9 @@ def key_of(task: Any) -> Key:
 
 
 def rows_read(task: Any) -> np.ndarray:
-    """The rows that a task needs on its node; evaluations need none."""
-    return task.read[task.read >= 0] if isinstance(task, TrainingTask) else np.zeros(0, dtype=np.int64)
+    """The rows that a task needs on its node; evaluations of the server's model need none."""
+    reads = isinstance(task, TrainingTask | OwnModels)
+    return task.read[task.read >= 0] if reads else np.zeros(0, dtype=np.int64)
 
 
 class Scheduler:

@@ -1,0 +1,195 @@
+"""Evaluation of every client's own model on the client's own rows, and of what is left of it after it has been adapted.
+
+The clients and the data alone determine the tasks, and a client's numbers follow from its own rows, so that they do not
+depend on the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...algorithms.contract import Adaptation, Algorithm
+from ...algorithms.parts.own_model import OwnModel
+from ...algorithms.tree import Tree
+from ...workloads import counted
+from ...workloads.client_index import ClientIndex
+from ...workloads.workload import Params, Workload
+from ..config.schema import Local
+from ..method_form.personal import Division, Personal
+from .batches import BlockForm, ClientBatches, TaskBatches
+from .evaluation import WORST, reports
+from .local_training import LocalTrainer
+
+Kind = Literal["test", "validation", "training"]
+ROWS_OF_A_TASK = 16
+"""A task has clients whose rows are at most so many batches of an evaluation, or one client."""
+QUANTILES = (5, 10, 25, 50, 75, 90, 95)
+MODELS = ("own", "adapted")
+"""The models whose numbers the record has; those of the server's are there already."""
+
+
+class OwnModels(NamedTuple):
+    """A task: evaluate some clients with their own models.
+
+    read: (c,) the rows of their states, -1 for clients that have never taken part. kinds: on which of their rows.
+    server: whether also with the server's model. round: whose settings the method has.
+    """
+
+    index: int
+    clients: np.ndarray  # (c,)
+    read: np.ndarray
+    kinds: tuple[Kind, ...]
+    server: bool
+    round: int
+    branch: None = None  # as a TrainingTask has
+
+    @property
+    def description(self) -> str:
+        return f"evaluation of the own models of clients {', '.join(map(str, self.clients))}"
+
+
+def rows_of(client_index: ClientIndex, kind: Kind) -> ClientIndex:
+    """The index of one kind of the clients' rows."""
+    index = {"test": client_index.held, "validation": client_index.validation, "training": client_index}[kind]
+    assert index is not None  # or no task would name it
+    return index
+
+
+def kinds_of(client_index: ClientIndex, training: bool) -> tuple[Kind, ...]:
+    """The rows on which own models are evaluated: those that clients hold out, those for validation, and, if `training`
+    or if there are no others, those that they train on."""
+    found: list[Kind] = []
+    if client_index.held is not None:
+        found.append("test")
+    if client_index.validation is not None:
+        found.append("validation")
+    return (*found, "training") if training or not found else tuple(found)
+
+
+def evaluated_clients(clients: int, sample: float, seed: int) -> np.ndarray:
+    """(c,) the clients of an evaluation before the last one, ascending: the same in all rounds."""
+    if not sample:
+        return np.arange(clients)
+    count = min(clients, max(1, round(sample * clients) if sample < 1 else int(sample)))
+    return np.sort(counted.numpy_generator(seed, "evaluate").permutation(clients)[:count])
+
+
+def own_models_tasks(
+    client_index: ClientIndex, clients: np.ndarray, rows: np.ndarray, kinds: tuple[Kind, ...], server: bool, round: int,
+    size: int,
+) -> list[OwnModels]:  # fmt: skip
+    """The tasks that evaluate these clients (c,). rows: (N,) the row of each client's state. size: rows of a batch."""
+    counts = sum(rows_of(client_index, kind).sizes_of(clients) for kind in kinds)
+    ends = np.cumsum(counts)
+    cuts = [0]
+    while cuts[-1] < len(clients):
+        before = ends[cuts[-1] - 1] if cuts[-1] else 0
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, before + size * ROWS_OF_A_TASK, "right"))))
+    parts = [clients[begin:end] for begin, end in pairwise(cuts)]
+    return [OwnModels(i, part, rows[part], kinds, server, round) for i, part in enumerate(parts)]
+
+
+# --- in a worker ------------------------------------------------------------------------------------------------------
+def report_means(workload: Workload, p: Params, rows: Iterator[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The means of the report's columns over a client's rows, which come in batches."""
+    columns: dict[str, list[np.ndarray]] = {}
+    for batch in rows:
+        for name, column in reports(workload, [p], batch)[0].items():
+            if name not in workload.whole:
+                columns.setdefault(name, []).append(column.double().cpu().numpy())
+    return {name: float(np.concatenate(parts).mean()) for name, parts in columns.items()}
+
+
+class Adapter:
+    """Tunes clients' models on their own training rows. Nothing of it is kept or sent."""
+
+    def __init__(self, adaptation: Adaptation, x: Tree, freed: Params, buffers: Sequence[str], **trainer: Any) -> None:
+        """x: a model, for its form. freed: tensors that training does not move, and the adaptation does. buffers: the
+        running statistics among all of them. trainer: further arguments of LocalTrainer."""
+        self.adaptation, self.freed, self.buffers = adaptation, freed, buffers
+        x = self.whole(x)
+        method: Algorithm = OwnModel(adaptation.rule, prox=adaptation.prox)
+        if buffers:
+            method = Personal(method, Division(x.layout, tuple(buffers), len(buffers)), adaptation.rule)
+        self.method = method
+        self.trainer = LocalTrainer(method, x=x, **trainer)
+
+    def whole(self, z: Tree) -> Tree:
+        """A model with the tensors that training does not move, running statistics last."""
+        if not self.freed:
+            return z
+        tensors = {**dict(z.items()), **self.freed}
+        return Tree.of({**tensors, **{name: tensors.pop(name) for name in self.buffers}})
+
+    def local(self, client_index: ClientIndex) -> Local:
+        """The work of one client."""
+        batch = self.adaptation.batch or int(client_index.sizes.max())
+        return Local(steps=self.adaptation.steps, epochs=self.adaptation.epochs, batch=batch)
+
+    def tuned(self, models: Sequence[Tree], batches: TaskBatches, block: int, beat: Any) -> list[Tree]:
+        """The models after their steps, `block` of them at once. batches: of these clients."""
+        steps, found, models = batches.drawn.steps, list[Tree](), [self.whole(z) for z in models]
+        begun = [self.method.server_init(z).public for z in models]
+        states = [self.method.client_init(public) for public in begun]
+        for begin in range(0, len(models), block):
+            some = slice(begin, min(begin + block, len(models)))
+            public = begun[begin]
+            if some.stop - some.start == 1:
+                local = ClientBatches(batches, begin, beat)
+                kept = self.trainer.train_client(public, states[begin], int(steps[begin]), local).client
+                found.append(self.method.client_model(models[begin], public, kept))
+                continue
+            stacked = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states[some])
+            own = batches.of_block(BlockForm.of(batches.drawn, some))
+            kept = self.trainer.train_block(public, stacked, steps[some], lambda k, o=own, s=some: o.at((s, k))).client
+            for place in range(some.stop - some.start):
+                state = pytree.tree_map(lambda leaf, place=place: leaf[place], kept)
+                found.append(self.method.client_model(models[begin + place], public, state))
+        return found
+
+
+# --- in the driver ----------------------------------------------------------------------------------------------------
+def own_columns(
+    workload: Workload, clients: Mapping[str, np.ndarray], client_index: ClientIndex, kinds: Sequence[Kind]
+) -> dict[str, float]:
+    """The columns of a round's record. clients: `id`, and the arrays (c,) of a phase of OwnModels, one for each model,
+    kind of rows and metric."""
+    record: dict[str, float] = {}
+    names = {name.partition("/")[2] for name in clients if "/" in name}
+    for kind in kinds:
+        counts = rows_of(client_index, kind).sizes_of(clients["id"])
+        some = counts > 0
+        for name in sorted(name for name in names if name.startswith(f"{kind}_")):
+            lower = name.removeprefix(f"{kind}_") in workload.lower
+            server = clients.get(f"server/{name}")
+            for model in MODELS:
+                if (values := clients.get(f"{model}/{name}")) is not None and some.any():
+                    other = None if server is None else server[some]
+                    columns = distribution(values[some], counts[some], lower, other)
+                    record |= {f"eval/{model}/{name}{suffix}": value for suffix, value in columns.items()}
+    return record
+
+
+def distribution(values: np.ndarray, counts: np.ndarray, lower: bool, server: np.ndarray | None) -> dict[str, float]:
+    """How a metric (c,) is distributed over clients with `counts` (c,) rows. lower: whether lower values are better.
+    server: (c,) the same of the server's model on the same rows, None without one."""
+    worst_first = np.sort(values)[:: -1 if lower else 1]
+    found = {
+        "": values.mean(),
+        "_weighted": (values * counts).sum() / counts.sum(),
+        "_std": values.std(),
+        "_worst": worst_first[: -(-len(values) // WORST)].mean(),
+        "_decile": worst_first[len(values) // WORST],
+    }
+    found |= {f"_q{q:02}": np.quantile(values, q / 100) for q in QUANTILES}
+    if server is not None:
+        better, worse = (values < server, values > server) if lower else (values > server, values < server)
+        found |= {"_better": better.mean(), "_equal": (values == server).mean(), "_worse": worse.mean()}
+    return {suffix: float(value) for suffix, value in found.items()}

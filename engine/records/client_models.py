@@ -1,0 +1,41 @@
+"""What clients' own models reach, in the folder of a run: DIR/clients.parquet, one row per client that the last
+evaluation has looked at, sorted by client. `pandas.read_parquet` reads it.
+
+client                              the client's number
+visits                              how often it has taken part
+rows_training                       how many rows it trains on, also rows_test and rows_validation if the run has such
+server_test_…                       the metric of the server's model on these rows of the client, empty without any;
+                                    left out where the server's model is not trained as a whole
+own_test_…                          the same of the client's own model
+adapted_test_…                      the same after the adaptation of `evaluate.clients.adapt`, if there is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..storage.atomic_write import cleared, temporary_path
+
+FILE = "clients.parquet"
+
+
+def write_client_models(
+    directory: str, clients: Mapping[str, np.ndarray], visits: np.ndarray, sizes: Mapping[str, np.ndarray]
+) -> None:
+    """Replace the file. clients: `id` and columns such as own/test_accuracy, (c,) each, NaN for clients without such
+    rows. visits: (N,). sizes: the rows (N,) of each kind."""
+    from pyarrow import Table, parquet
+
+    from .parquet import nullable
+
+    ids, path = clients["id"], Path(directory) / FILE
+    columns = {"client": ids, "visits": visits[ids], **{f"rows_{kind}": rows[ids] for kind, rows in sizes.items()}}
+    for name in sorted(name for name in clients if "/" in name):
+        kind = name.partition("/")[2].partition("_")[0]
+        columns[name.replace("/", "_")] = nullable(clients[name], sizes[kind][ids] > 0)
+    temporary = cleared(temporary_path(path))
+    parquet.write_table(Table.from_pydict(columns), temporary)
+    temporary.replace(path)

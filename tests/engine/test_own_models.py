@@ -1,0 +1,190 @@
+"""Clients' own models in runs: golden values of their losses, also after an adaptation, and the columns of records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from fedfleet.engine import Result, resume, run
+from fedfleet.engine.clients.own_models import distribution, evaluated_clients
+from fedfleet.engine.config.schema import Experiment, experiment
+from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.records.metrics import better
+from fedfleet.tune.validation import on_validation
+from tests.algorithms.own import CASES, PROBLEMS
+from tests.engine.test_personal import HEAD, small
+from tests.faults.runs import Watch, interrupt
+
+DIGITS = 1e-10
+"""The golden values have at most 13 digits, of numbers of about 1; absolute."""
+
+
+# --- golden values ----------------------------------------------------------------------------------------------------
+def sgd(lr: float) -> dict[str, Any]:
+    return {"name": "sgd", "lr": lr}
+
+
+def method_of(name: str) -> dict[str, Any]:
+    """The section `method` of a golden case."""
+    case = CASES[name][1]
+    given = case.settings
+    base = {"partial": "fedavg", "fine_tuned": "fedavg"}.get(case.method, case.method)
+    more = {"server_lr": given["server_lr"]} if "server_lr" in given else {}
+    return {"name": base, "rule": sgd(given["lr"]), **more}
+
+
+def golden(name: str) -> Experiment:
+    """The run of a golden case."""
+    problem, case = CASES[name]
+    given, sections = case.settings, {}
+    if given.get("personal"):
+        rule = {"rule": sgd(given["lr_personal"])} if "lr_personal" in given else {}
+        split = {"split": given["split"]} if "split" in given else {}
+        sections["personal"] = {"tensors": given["personal"], **rule, **split}
+    if given.get("frozen"):
+        sections["personal"] = {"frozen": given["frozen"]}
+    clients: dict[str, Any] = {"own": True}
+    if "adapt_steps" in given:
+        prox = {"prox": given["prox"]} if "prox" in given else {}
+        clients["adapt"] = {"steps": given["adapt_steps"], "rule": sgd(given["adapt_lr"]), "batch": "all", **prox}
+    return experiment(
+        {
+            "plugins": ["tests.engine.own_models"],
+            "workload": {"name": "tiny", "problem": problem},
+            "method": method_of(name),
+            "federation": {
+                "clients": PROBLEMS[problem].clients,
+                "cohort": 2,
+                "rounds": 3,
+                "local": {"steps": case.K, "batch": 8},
+                "sampler": {"name": "given", "case": name},
+                "weights": given.get("weights", "uniform"),
+            },
+            "engine": {"backend": "local", "dtype": "float64", "block": 2},
+            "evaluate": {"every": 0, "clients": clients},
+            "tracking": {"uri": "none"},
+            **sections,
+        }
+    )
+
+
+RUNS = [name for name, (_, case) in CASES.items() if case.method in ("local_only", "fine_tuned", "partial")]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_golden_values(name: str, tmp_path: Path):
+    problem, case = CASES[name]
+    result = run(golden(name), tmp_path / "run")
+    found = torch.cat([result.model[tensor].flatten() for tensor in PROBLEMS[problem].shapes])
+    np.testing.assert_allclose(found, case.expected["x"][-1], rtol=0, atol=DIGITS)
+    table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
+    model = "adapted" if "adapt_steps" in case.settings else "own"
+    np.testing.assert_allclose(table[f"{model}_training_loss"], case.expected["losses"], rtol=0, atol=DIGITS)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+def test_golden_values_of_distributions():
+    found = json.loads(Path(__file__).with_name("distributions.json").read_text())
+    values, other, rows = (np.array(found[key]) for key in ("accuracy", "local_only", "rows_test"))
+    columns = distribution(values, rows, found["lower_is_better"], other)
+    shares = {f"_{name}": found[f"share_{name}"] for name in ("better", "equal", "worse")}
+    quantiles = {f"_q{int(q):02}": value for q, value in found["quantiles"].items()}
+    expected = {
+        **{"": found["mean"], "_weighted": found["weighted"], "_std": found["std"]},
+        **{"_worst": found["worst"], "_decile": found["bottom_decile"]},
+    }
+    assert columns.keys() == {**expected, **quantiles, **shares}.keys()
+    for suffix, value in {**expected, **quantiles, **shares}.items():
+        assert columns[suffix] == pytest.approx(value, abs=1e-12), suffix
+
+
+def test_which_values_are_better():
+    assert better("eval/own/test_accuracy_worst") == better("eval/own/test_loss_better") == "max"
+    assert better("eval/adapted/validation_loss_q10") == better("eval/own/test_accuracy_std") == "min"
+    assert better("eval/own/test_error_weighted", ("error",)) == "min"
+
+
+def test_choices_by_validation_rows():
+    assert on_validation("eval/own/test_accuracy_worst") == "eval/own/validation_accuracy_worst"
+    assert on_validation("eval/adapted/validation_loss") is None
+
+
+def test_a_sample_of_clients_is_the_same_in_all_rounds():
+    assert evaluated_clients(10, 0, 1).tolist() == list(range(10))
+    assert len(evaluated_clients(10, 0.25, 1)) == 2
+    assert evaluated_clients(10, 4, 1).tolist() == sorted(evaluated_clients(10, 4, 1).tolist())
+    assert set(evaluated_clients(10, 4, 1)) <= set(evaluated_clients(10, 6, 1))
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+def evaluated(result: Result) -> dict[str, float]:
+    return {name: value for name, value in result.rows[-1].items() if name.startswith("eval/")}
+
+
+OWN = {"evaluate": {"every": 2, "held_out": 0.25, "clients": {"own": True, "adapt": {"steps": 2}}}}
+
+
+def test_a_method_without_own_models_has_the_servers():
+    """Its clients' models are the server's, so that no client is better or worse off; adapted models are others."""
+    found = evaluated(run(small(**OWN)))
+    assert found["eval/own/test_accuracy_equal"] == 1
+    assert found["eval/own/test_loss"] == pytest.approx(found["eval/clients/test_loss"], rel=1e-12)
+    assert found["eval/adapted/test_loss_equal"] < 1
+    assert found["eval/gradients"] == 12 * 2
+
+
+def test_an_adaptation_of_no_effect_is_the_model():
+    clients = {"own": True, "adapt": {"steps": 1, "rule": {"name": "sgd", "lr": 1e-300}}}
+    found = evaluated(run(small(HEAD, evaluate={"every": 0, "held_out": 0.25, "clients": clients})))
+    assert found["eval/own/test_loss"] == found["eval/adapted/test_loss"]
+
+
+def test_evaluations_move_no_bit_of_training():
+    assert (
+        run(small(HEAD, **OWN)).model_sha256 == run(small(HEAD, evaluate={"every": 0, "held_out": 0.25})).model_sha256
+    )
+
+
+def test_the_servers_model_is_not_evaluated_where_a_part_of_it_is_not_trained():
+    for given in ({"personal": HEAD}, {"method": "local_only"}):
+        found = evaluated(run(small(**given)))
+        assert all(name.startswith("eval/own/training_") or name == "eval/own/never" for name in found)
+        assert 0 < found["eval/own/never"] < 12
+
+
+def test_a_resumed_run_and_its_table_have_the_same_bytes(tmp_path: Path):
+    made = small(HEAD, **OWN)
+    with pytest.raises(Interrupted):
+        run(made, tmp_path / "run", [Watch(r2=interrupt)])
+    resumed, whole = resume(made, tmp_path / "run"), run(made, tmp_path / "whole")
+    assert evaluated(resumed) == evaluated(whole)
+    first, second = (path / "clients.parquet" for path in (tmp_path / "run", tmp_path / "whole"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.long
+def test_workers_evaluate_as_one_process(tmp_path: Path):
+    made = small(HEAD, **OWN)
+    engine = {**made.engine.model_dump(), "backend": "ray", "workers": 2, "cpus": 0.5}
+    run(made, tmp_path / "one")
+    run(small(HEAD, **{**OWN, "engine": engine}), tmp_path / "two")
+    first, second = (path / "clients.parquet" for path in (tmp_path / "one", tmp_path / "two"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.long
+def test_an_asynchronous_run_evaluates_rows_that_are_committed_with_the_update(tmp_path: Path):
+    """In an asynchronous run whose updates are rounds, clients have the models of the rounds."""
+    federation = {"clients": 12, "cohort": 5, "rounds": 4, "local": {"steps": 4, "batch": 8}}
+    alike = {**federation, "pace": {"name": "buffered", "buffer": 5}}
+    systems = {"devices": {"name": "lognormal", "sigma": 0.0}}
+    run(small(HEAD, **OWN, federation=alike, systems=systems), tmp_path / "run")
+    table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
+    assert sum(table["visits"]) == 20
+    assert len(set(table["own_test_loss"])) > 8
