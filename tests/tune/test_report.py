@@ -737,6 +737,7 @@ def test_compare_runs(tmp_path: Path):
         refused = invoke("compare", *arguments)
         assert refused.exit_code == 2, refused.output
         assert told in refused.output
+    check_what_stands_beside_the_metric(folders, done.output)
     check_report_of_a_run(Path(folders[0]), finals[0])
     shutil.copytree(folders[0], tmp_path / "again")
     twice = invoke("compare", folders[0], str(tmp_path / "again"))
@@ -749,6 +750,21 @@ def test_compare_runs(tmp_path: Path):
     same = invoke("compare", str(tmp_path / "again"), str(tmp_path / "other/again"))
     assert same.exit_code == 0, same.output
     assert f"scaffold ({tmp_path / 'other/again'})" in same.output
+
+
+def check_what_stands_beside_the_metric(folders: list[str], told: str) -> None:
+    """The settings that all runs share, without defaults and without what the title has; and chosen columns."""
+    shared = told.partition("\nSettings of all runs")[2]
+    assert re.search(r"^workload.rows +20$", shared, re.MULTILINE)
+    assert re.search(r"^evaluate.every +1$", shared, re.MULTILINE)
+    assert not re.search(r"^(federation|method|seed|tracking)", shared, re.MULTILINE), shared
+    chosen = invoke("compare", *folders, "--columns", "seed,method.rule.lr,eval/loss", "--columns", "method.server_lr")
+    assert re.search(r"seed +method.rule.lr +eval/loss +method.server_lr$", chosen.output, re.MULTILINE), chosen.output
+    assert re.search(r"^scaffold, rule.lr 0.2 .+ 0, 1 +0.2 +\d\S+ ± \S+ +1$", chosen.output, re.MULTILINE)
+    for name, remedy in (("eval/los", "did you mean eval/loss?"), ("x", "valid: columns of rounds.parquet, such as")):
+        refused = invoke("compare", *folders, "--columns", name)
+        assert refused.exit_code == 2
+        assert f"--columns: no run has {name}; {remedy}" in refused.output
 
 
 def check_report_of_a_run(folder: Path, accuracy: float) -> None:

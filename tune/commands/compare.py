@@ -27,6 +27,13 @@ from .options import KeyedCommand, Out
     help="Value of the metric; the report says how many rounds, bytes and seconds it took, virtual seconds too "
     "(repeatable; default for runs on a virtual clock: a value that all of them reached).",
 )
+@click.option(
+    "--columns",
+    multiple=True,
+    metavar="NAME[,NAME …]",
+    help="Further columns of the table of results: columns of rounds.parquet, such as eval/loss, of which it has the "
+    "last values, or keys of the configuration, such as method.rule.lr (repeatable).",
+)
 @click.option("--html", type=Out(), help="Also write an HTML page with charts to this file.")
 @click.option(
     "--paired",
@@ -35,12 +42,20 @@ from .options import KeyedCommand, Out
 )
 @report_errors
 def command(
-    runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[float, ...], html: Path | None, paired: bool
+    runs: tuple[Path, ...],
+    metric: str,
+    lower: bool,
+    targets: tuple[float, ...],
+    columns: tuple[str, ...],
+    html: Path | None,
+    paired: bool,
 ) -> None:
     """Compare the runs in these folders. Runs that differ only in the seed are shown as one line."""
     if not paired:
-        say(compare_runs(runs, metric, lower, targets, html))
+        names = [name.strip() for some in columns for name in some.split(",") if name.strip()]
+        say(compare_runs(runs, metric, lower, targets, html, names))
         return
-    if targets or html is not None:
-        raise ConfigError("--paired has no targets and no page, got --target or --html; leave them out")
+    if targets or columns or html is not None:
+        told = "got --target, --columns or --html; leave them out"
+        raise ConfigError(f"--paired has no targets, no chosen columns and no page, {told}")
     say(text(compare_paired(labelled(runs), metric)))

@@ -18,18 +18,27 @@ from ..run_files import column_names, read_config, why_unfinished
 from ..study.folder import FINISHED
 from ..study.kept_results import restore
 from ..study.spec import Report
+from .beside import chosen_columns, shared_settings
 from .labels import labels_of, settings_of
 
 
-def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Sequence[float], html: Path | None) -> str:
+def compare_runs(
+    folders: Sequence[Path],
+    metric: str,
+    lower: bool,
+    targets: Sequence[float],
+    html: Path | None,
+    columns: Sequence[str] = (),
+) -> str:
     """Compare runs; returns the tables as text.
 
     folders: of runs, studies or searches. metric: a column of rounds.parquet. lower: whether lower values are better.
-    targets: values of the metric to reach. html: file for an HTML page as well, or None.
+    targets: values of the metric to reach. html: file for an HTML page as well, or None. columns: further columns of
+    rounds.parquet, or keys of the configuration, for the table of results.
     """
     report = Report(metric=metric, best="min" if lower else "max", targets=tuple(targets))
     unique = {folder.resolve(): folder for path in folders for folder in runs_in(path)}
-    found = findings_of(list(unique.values()), report)
+    found = findings_of(list(unique.values()), report, columns)
     if all(run.points is None for run in found.runs):
         measured_columns = [n for n in column_names(next(iter(unique.values()))) if n.startswith(("eval/", "train/"))]
         known = ", ".join(measured_columns) or "none"
@@ -68,14 +77,16 @@ def runs_in(path: Path) -> list[Path]:
     return below
 
 
-def findings_of(folders: list[Path], report: Report) -> Findings:
+def findings_of(folders: list[Path], report: Report, columns: Sequence[str]) -> Findings:
     configurations = [read_config(folder) for folder in folders]
     seeds = [data.get("seed", 0) for data in configurations]
-    labels = labels_of([settings_of(data, folder) for data, folder in zip(configurations, folders, strict=True)])
-    labels = apart(labels, seeds, folders)
+    settings = [settings_of(data, folder) for data, folder in zip(configurations, folders, strict=True)]
+    labels = apart(labels_of(settings), seeds, folders)
     runs = [run_of(*one, report) for one in zip(folders, labels, seeds, strict=True)]
     title = f"Comparison of runs: {', '.join(common(configurations))}"
-    return Findings(title.removesuffix(": "), report, list(dict.fromkeys(labels)), [()], runs)
+    chosen, shared = chosen_columns(columns, labels, folders, configurations), shared_settings(settings)
+    methods = list(dict.fromkeys(labels))
+    return Findings(title.removesuffix(": "), report, methods, [()], runs, columns=chosen, shared=shared)
 
 
 SIZES = {"clients": "{} clients", "cohort": "{} of them in each round", "rounds": "{} rounds"}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...engine.config.schema import Federation
 from ...engine.errors import ConfigError
 from ...engine.records.lineage import lineage_of
 from ..identity import effective_settings
+from ..units import setting
 
 PARTS = {"method": "METHODS", "workload": "WORKLOADS"}
 """Section of a configuration -> the table of the registry in which its name is."""
@@ -63,7 +64,14 @@ def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
     configurations = with_defaults([named(data, written) for data in configurations])
     keys = sorted({key for data in configurations for key in data})
     differ = [key for key in keys if len({as_text(data.get(key)) for data in configurations}) > 1]
-    return [label_of(data, [key for key in differ if key != "method.name"]) for data in configurations]
+    short = {key: shortened([data[key] for data in configurations if key in data]) for key in differ}
+    return [label_of(data, {key: short[key] for key in differ if key != "method.name"}) for data in configurations]
+
+
+def shortened(values: list[Any]) -> Callable[[Any], str]:
+    """How the values of a key are written in labels: as everywhere, unless two different ones would look alike."""
+    alike = len(set(map(setting, values))) < len(set(map(as_text, values)))
+    return str if alike else setting
 
 
 def named(data: dict[str, Any], keys: set[str]) -> dict[str, Any]:
@@ -77,8 +85,9 @@ def as_text(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def label_of(data: dict[str, Any], differ: list[str]) -> str:
-    differing = [f"{key_in_label(key)} {data[key]}" for key in differ if key in data]
+def label_of(data: dict[str, Any], differ: Mapping[str, Callable[[Any], str]]) -> str:
+    """differ: key in which runs differ -> how its values are written."""
+    differing = [f"{key_in_label(key)} {text(data[key])}" for key, text in differ.items() if key in data]
     return ", ".join([str(data.get("method.name", "method")), *differing])
 
 

@@ -53,7 +53,8 @@ class MeasuredRun(NamedTuple):
 class Findings:
     """What a report shows. `axes`: name -> labels in order; `places`: the levels; `trials`: the runs of tuning;
     `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`;
-    `chosen_by`: what decided, as the end of a sentence; `unfinished`: a sentence on what has not been run, or ""."""
+    `chosen_by`: what decided, as the end of a sentence; `unfinished`: a sentence on what has not been run, or "";
+    `columns`: further columns of the results, name -> method -> text; `shared`: settings of all runs."""
 
     title: str
     report: Report
@@ -69,6 +70,8 @@ class Findings:
     tuned: str = "none"
     chosen_by: str = "by the reported metric"
     unfinished: str = ""
+    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, method: str, place: Place) -> list[MeasuredRun]:
         """The runs of a method at a level, one for each seed."""

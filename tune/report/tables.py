@@ -19,7 +19,13 @@ LEVEL = 0.05
 def tables(found: Findings) -> list[PageSection]:
     """All tables that have rows."""
     made = [results(found), published(found), *targets(found), significance(found), settings(found), costs(found)]
-    return [without_level(table) for table in [*made, troubles(found), privacy(found)] if table.rows]
+    return [without_level(table) for table in [*made, troubles(found), privacy(found), shared(found)] if table.rows]
+
+
+def shared(found: Findings) -> PageSection:
+    """The settings that all compared runs have in common."""
+    note = "Those that are not the defaults."
+    return PageSection("Settings of all runs", note, ["key", "value"], [row_of(*one) for one in found.shared.items()])
 
 
 def without_level(table: PageSection) -> PageSection:
@@ -51,12 +57,14 @@ def results(found: Findings) -> PageSection:
         [
             TableCell(method),
             *(TableCell(found.mean_and_std(method, place), best[place] == method) for place in found.places),
+            *(TableCell(texts[method]) for texts in found.columns.values()),
         ]
         for method in found.methods
     ]
     each = what_of_a_run(found.report)
     note = f"{found.head}: mean ± standard deviation over seeds{each}. The best value of each column stands out."
-    return PageSection("Results", note, ["method", *(name_of(place) or found.unit for place in found.places)], rows)
+    heads = ["method", *(name_of(place) or found.unit for place in found.places), *found.columns]
+    return PageSection("Results", note, heads, rows)
 
 
 def what_of_a_run(report: Report) -> str:
