@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .accelerators.choice import on_this_machine
 from .config.differences import differences
 from .config.schema import PARTS, Experiment
 from .config.schema import experiment as validated
@@ -31,7 +32,7 @@ def run(
     initial_model: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run an experiment to its last round, as `fedfleet.run` does, which has these arguments, but without progress."""
-    run_spec, directory = new_run(experiment, out, run_id, initial_model)
+    run_spec, directory = new_run(here(experiment), out, run_id, initial_model)
     return execute(run_spec, directory, observers_of(observers), stop)
 
 
@@ -73,7 +74,7 @@ def rounds(
     ConfigError at once if the experiment cannot run; see `Rounds` for the end of the run.
     """
     if not resume:
-        run_spec, directory = new_run(experiment, out, run_id, initial_model)
+        run_spec, directory = new_run(here(experiment), out, run_id, initial_model)
     elif out is None or run_id is not None or initial_model is not None:
         raise ConfigError("resume=True continues the run in the folder out; give out, and no run_id or initial_model")
     else:
@@ -93,6 +94,12 @@ def check_experiment(value: Any) -> None:
     raise ConfigError(f"experiment must be an Experiment, got {got}; write {write}")
 
 
+def here(experiment: Experiment) -> Experiment:
+    """The experiment of a run that begins on this machine: it has a device, see `on_this_machine`."""
+    check_experiment(experiment)
+    return experiment.model_copy(update={"engine": on_this_machine(experiment.engine)})
+
+
 def new_run(
     experiment: Experiment,
     out: str | Path | None,
@@ -106,6 +113,13 @@ def new_run(
     directory = RunDirectory.new(expanded(out)) if out is not None else None
     path = directory.path if directory else None
     return prepare(experiment, run_id or new_run_id(), path, initial_model=initial_model), directory
+
+
+def as_it_began(experiment: Experiment, device: str) -> Experiment:
+    """The experiment that continues a run, with the device of the run's folder where it leaves this open."""
+    if experiment.engine.device != "auto" or device == "auto":
+        return experiment
+    return here(experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"device": device})}))
 
 
 def refuse_representations(config: Mapping[str, Any], directory: str | Path) -> None:
@@ -128,10 +142,12 @@ def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSp
     if experiment is None:
         refuse_representations(config, directory)
         experiment = validated(config)
-    elif keys := differences(config, experiment.plain()):
-        raise ConfigError(
-            f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes, or give them "
-            "to `fedfleet fork`"
-        )
+    else:
+        experiment = as_it_began(experiment, config.get("engine", {}).get("device", "auto"))
+        if keys := differences(config, experiment.plain()):
+            raise ConfigError(
+                f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes, or give "
+                "them to `fedfleet fork`"
+            )
     run_id, path, initial_model = run_directory.run_id, run_directory.path, run_directory.initial_model()
     return prepare(experiment, run_id, path, resume=True, initial_model=initial_model), run_directory

@@ -426,6 +426,8 @@ class RunSpec:
             return Backend(engine.backend)
         if engine.asks_for_ray():
             return Backend("ray")
+        if engine.trains_on != "cpu":
+            return Backend("local", "one process trains on one GPU; engine.workers asks for more")
         if engine.count_workers() == 1:
             return Backend("local", "there is one processor")
         work = self.multiplications()

@@ -371,7 +371,8 @@ class WorkerGroup(Section):
     cpus: float | None = Field(default=None, gt=0)
     """The CPUs that each worker reserves, more than 0; may be a fraction (default: engine.cpus)."""
     gpus: float = Field(default=0.0, ge=0)
-    """The GPUs that each worker reserves, 0 or more; may be a fraction."""
+    """The GPUs that each worker reserves, 0 or more; may be a fraction. With 0 (default) and device=cuda, all workers
+    of this machine share the GPUs that it has."""
     labels: dict[str, str] = {}
     """The labels that a node must have to run these workers, as {name: value} in Ray's syntax (default: none)."""
     resources: dict[str, float] = {}
@@ -417,7 +418,8 @@ class Engine(Section):
     cpus: float = Field(default=1.0, gt=0)
     """The CPUs that each worker reserves, more than 0; may be a fraction."""
     gpus: float = Field(default=0.0, ge=0)
-    """The GPUs that each worker reserves, 0 or more; may be a fraction."""
+    """The GPUs that each worker reserves, 0 or more; may be a fraction. With 0 (default) and device=cuda, all workers
+    of this machine share the GPUs that it has."""
     block: int | Literal["auto"] = "auto"
     """The number of clients that a worker trains at once, at least 1; or `auto` (default), which is measured once if
     the run is long or on a CUDA device, and else follows from a rule; 1 with `kernels=channels_last`."""
@@ -434,8 +436,9 @@ class Engine(Section):
     vectorise: bool = True
     """Whether the clients of a block run at once under torch.func.vmap."""
     device: str = "auto"
-    """The device that trains: `cpu`, `cuda`, `cuda:0`, `xpu`, `mps`; or `auto` (default), which is cuda if workers have
-    GPUs and else cpu."""
+    """The device that trains: `cpu`, `cuda`, `cuda:0`, `xpu`, `mps`; or `auto` (default), which is cuda if workers
+    reserve GPUs or the process that starts the run sees one, and else cpu. Runs of searches and studies take one only
+    where it is asked for."""
     threads: int = Field(default=1, ge=1, le=4096)
     """The number of torch threads in each worker, 1 to 4096."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -517,7 +520,7 @@ class Engine(Section):
 
     def asks_for_ray(self) -> bool:
         """Whether a setting has a meaning on Ray alone."""
-        return self.workers != "auto" or self.address is not None or self.trains_on != "cpu"
+        return self.workers != "auto" or self.address is not None or self.on_gpus()
 
     def on_gpus(self) -> bool:
         """Whether any worker has a GPU."""

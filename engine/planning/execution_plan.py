@@ -307,6 +307,8 @@ def plans_of_a_gpu(run_spec: RunSpec, kinds: list[Kernels], split: Split | None 
     else:  # the small blocks take little time to measure
         blocks = [large[0], *small, *large[1:]]
     blocks = blocks if engine.block == "auto" else [min(engine.block, federation.cohort)]
+    if engine.kernels == "auto" and not can_measure(run_spec.device):  # nothing can be proven here either
+        kinds = [kernels for kernels in kinds if not kernels.needs_proof]
     plans = [ExecutionPlan(block, str(kernels)) for block in blocks for kernels in reversed(kinds)]
     suited = [plan for plan in plans if run_spec.kernels_named(plan.kernels).suits(plan.block)]
     return suited or plans

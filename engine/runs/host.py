@@ -8,6 +8,7 @@ from functools import partial
 
 from ...workloads.workload import Split, taken_notes
 from ..accelerators import settings
+from ..accelerators.choice import device_line
 from ..accelerators.memory import bounded_memory
 from ..backends.local import LocalPool
 from ..clients.worker import Data
@@ -57,7 +58,8 @@ class Host:
             run_spec, plan_line = self.plan(run_spec, split)
             beat()
             with driver_here(run_spec, split, beat) as driver:
-                for line in (plan_line, *taken_notes()):
+                device = device_line(run_spec.experiment.engine, run_spec.device)
+                for line in (plan_line, device, *taken_notes()):
                     driver.log(line)
                 if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
                     driver.log(clause)

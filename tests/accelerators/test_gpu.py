@@ -41,7 +41,7 @@ KERNELS = ("torch", "graph")
 
 
 def on_gpu(method: str, **engine: Any) -> Any:
-    return few(method, engine={"device": "cuda", **engine})
+    return few(method, engine={"device": "cuda", "kernels": "torch", **engine})
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -54,7 +54,7 @@ def test_a_block_is_its_clients_alone(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_processor_agrees(method):
-    alike(run(on_gpu(method)), run(few(method)))
+    alike(run(on_gpu(method)), run(few(method, engine={"device": "cpu"})))
 
 
 @pytest.mark.parametrize("method", METHODS)

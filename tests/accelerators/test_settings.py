@@ -177,7 +177,10 @@ def test_plans_that_are_tried_on_a_gpu(monkeypatch):
 
 
 def test_where_convolutions_are_products_by_the_rule(monkeypatch):
-    """Where a client alone does not keep the card busy, and where one does, it is beside others."""
+    """Where a client alone does not keep the card busy; one that does is beside others. A process without a card, such
+    as a driver on another node, can prove nothing."""
+    assert candidates(lenet(4))[0] == (64, "graph")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     small = lenet(4)
     assert candidates(small)[:2] == [(64, "products"), (64, "graph")]
     monkeypatch.setattr(execution_plan, "BUSY", small.multiplications_of_batch())

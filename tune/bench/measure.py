@@ -131,7 +131,7 @@ def pair(line: Candidate, rounds: int, workers: int) -> Measurement:
             "workload": line.work,
             "method": METHODS.get(line.method, line.method),
             "federation": {**FEDERATIONS[line.work], "rounds": rounds + WARMUP + 1},
-            "engine": {"workers": workers, **line.engine},
+            "engine": {"workers": workers, "device": "cpu", **line.engine},
             "evaluate": {"every": 0},
             "tracking": {"uri": "none"},
         }

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ....workloads.client_index import ClientIndex
 from ....workloads.workload import Columns, taken_notes
+from ...accelerators.choice import device_line
 from ...accelerators.memory import bounded_memory
 from ...cohorts.tasks import steps_of
 from ...errors import ConfigError, DriverDied, Interrupted, InUse, NoRoom
@@ -140,7 +141,8 @@ class DriverProcess:
         with self.run_spec.computing(), bounded_memory(device, gpus):
             self.run_spec, plan_line = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-        lines = [plan_line, *taken_notes(), *filter(None, [unused_rows(split)])]
+        told = device_line(self.run_spec.experiment.engine, device)
+        lines = [plan_line, told, *taken_notes(), *filter(None, [unused_rows(split)])]
         return data, split.client_index, examples(split.test), lines
 
     def _check(self) -> None:
