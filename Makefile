@@ -42,7 +42,7 @@ GPU_OUT ?= build/gpu
 gpu: export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu:
 	@$(GPU_PYTHON) -m pytest -m gpu -rs -p no:cacheprovider -o addopts= tests/accelerators
-	@$(GPU_PYTHON) benchmarks/gpu.py --goal all --out $(GPU_OUT)
+	@$(GPU_PYTHON) benchmarks/gpu.py --workers 1,2,4 --goal all --out $(GPU_OUT)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

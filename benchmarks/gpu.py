@@ -1,14 +1,15 @@
-"""Measures the engine on a GPU: six works, one client at a time, vectorised, replayed from CUDA graphs, and with
-several workers on the card.
+"""Measures the engine on a GPU: six works by the default plan and by others, with several workers on the card, beside a
+plain loop, torch.func.vmap and JAX's vmap in the same run.
 
     python benchmarks/gpu.py --out build/gpu
     python benchmarks/gpu.py --goal all --out build/gpu
 
 It runs in this process, without Ray, and needs torch, numpy, pyarrow, pydantic, PyYAML, safetensors, xxhash, click and
-rich only. The package need not be installed. It writes gpu.json and gpu.md: clients per second (the median over
-rounds), the share of a round in which a kernel runs, and the peak of the memory of tensors. Each measurement is written
-as soon as it is made, with a line on standard error, and begins no further round after `--seconds`. `--device cpu
---tiny` runs all of it on a processor, for a test of the script; such figures mean nothing.
+rich only; JAX where it is. The package need not be installed. It writes gpu.json and gpu.md: clients per second (the
+median over rounds), their ratio to the plain loop, the plan, the peak of the memory of tensors and, with `--profile`,
+the share of a round in which a kernel runs. Each measurement is written as soon as it is made, with a line on standard
+error, and begins no further round after `--seconds`. `--device cpu --tiny` runs all of it on a processor, for a test of
+the script; such figures mean nothing.
 
 k workers on the card are k processes with a federation each, of which each may take a k-th of the card's memory. Their
 clients per second are added up.
@@ -21,6 +22,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,30 +32,46 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKS = ("w1", "w2", "w3", "resnet18", "vit", "lstm")
+METHODS = ("scaffold", "fedmuon_bc", "fedmud")
+"""Methods of further works, as in "w1-scaffold", which are measured by the default plan."""
 MODES: dict[str, dict[str, Any]] = {
+    "default": {},
     "one at a time": {"block": 1, "kernels": "torch"},
+    "one at a time, graph": {"block": 1, "kernels": "streams"},
+    "streams": {"block": 4, "kernels": "streams"},
     "vectorised": {"block": "cohort", "kernels": "torch"},
     "graphs": {"block": "cohort", "kernels": "graph"},
+    "products": {"block": "cohort", "kernels": "products"},
+    "default, tf32": {"precision": "tf32"},
+    "default, bfloat16": {"precision": "bfloat16"},
 }
-"""Engine settings; "cohort" stands for the number of clients of a round, at most LARGEST_BLOCK."""
-LARGEST_BLOCK = 50
+"""Engine settings; "cohort" stands for the number of clients of a round."""
+ON_A_PROCESSOR = ("one at a time", "vectorised")
+SHARED = "graphs"
+"""The mode in which several processes share a card."""
 WARM_UP = 3
 """Rounds that are not timed: libraries are loaded, and recorded steps are proven."""
 PROFILED = 3
 """Rounds whose kernels are summed up."""
-SECONDS = 60.0
+SECONDS = 20.0
 """The time after which a measurement begins no further round."""
 LATE = 1.25
 """A goal is left after so many times its target: it has missed it, and how far it came is told."""
 TINY = {"clients": 4, "cohort": 2, "local": {"steps": 1, "batch": 2}}
 
-MOONSHOTS: dict[str, dict[str, Any]] = {
-    "cifar-cnn": {
-        "what": "1,000 clients of 50 images, cohort 50, 1,500 rounds of one epoch, batch 10, CNN of 1.6 M parameters",
-        "workload": {"name": "gpu_cnn", "examples": 50_000},
-        "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.05}},
-        "federation": {"clients": 1000, "cohort": 50, "rounds": 1500, "local": {"epochs": 1, "batch": 10}},
-        "seconds": 60.0,
+CIFAR_CNN: dict[str, Any] = {
+    "what": "1,000 clients of 50 images, cohort 50, 1,500 rounds of one epoch, batch 10, CNN of 1.6 M parameters",
+    "workload": {"name": "gpu_cnn", "examples": 50_000},
+    "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.05}},
+    "federation": {"clients": 1000, "cohort": 50, "rounds": 1500, "local": {"epochs": 1, "batch": 10}},
+    "seconds": 60.0,
+}
+GOALS: dict[str, dict[str, Any]] = {
+    "cifar-cnn": CIFAR_CNN,
+    "cifar-cnn-scaffold": {
+        **CIFAR_CNN,
+        "what": f"the same by SCAFFOLD: {CIFAR_CNN['what']}",
+        "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.05}},
     },
     "feddua-cifar": {
         "what": "100 clients, cohort 20, 500 rounds of 20 steps, batch 50, ResNet-18",
@@ -63,9 +81,7 @@ MOONSHOTS: dict[str, dict[str, Any]] = {
         "seconds": 1200.0,
     },
 }
-"""Runs and the seconds in which they should end. "w1-ratio" compares two modes instead: see `ratio`."""
-RATIO = 50.0
-"""How many times as fast as one client at a time W1 should be on the same card."""
+"""Runs and the seconds in which they should end."""
 
 
 def make_importable() -> None:
@@ -80,27 +96,26 @@ def make_importable() -> None:
 
 def setup(work: str, mode: str, device: str, rounds: int, share: float, tiny: bool) -> Any:
     """The experiment of one measurement. share: of the card's memory."""
-    from benchmarks.gpu_works import FEDERATIONS
+    from benchmarks.gpu_works import FEDERATIONS, workload_of
     from fedfleet.engine.config.schema import experiment
 
+    work, _, method = work.partition("-")
     federation = {**(TINY if tiny else FEDERATIONS[work]), "rounds": rounds}
-    block = MODES[mode]["block"]
-    block = min(federation["cohort"], LARGEST_BLOCK) if block == "cohort" else block
-    workload = (
-        f"gpu_{work}" if work in ("w1", "w2", "w3") else {"name": f"gpu_{work}", "examples": examples(federation)}
-    )
+    settings = dict(MODES[mode])
+    if settings.get("block") == "cohort":
+        settings["block"] = federation["cohort"]
+    plain = {"name": method or "fedavg", "rule": {"name": "sgd", "lr": 0.05}}
     return experiment(
         {
             "plugins": ["benchmarks.gpu_works"],
-            "workload": workload,
-            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.05}},
+            "workload": workload_of(work, examples(federation)),
+            "method": plain if method in ("", "scaffold") else method,
             "federation": federation,
             "engine": {
                 "backend": "local",
                 "device": device,
                 "gpus": share if share < 1 and device != "cpu" else 0,
-                "block": block,
-                "kernels": MODES[mode]["kernels"],
+                **settings,
             },
             "evaluate": {"every": 0},
             "tracking": {"uri": "none"},
@@ -115,34 +130,49 @@ def examples(federation: dict[str, Any]) -> int:
 
 
 def measure(
-    work: str, mode: str, device: str, rounds: int, share: float = 1.0, tiny: bool = False, seconds: float = SECONDS
+    work: str,
+    mode: str,
+    device: str,
+    rounds: int,
+    share: float = 1.0,
+    tiny: bool = False,
+    seconds: float = SECONDS,
+    profiled: bool = False,
 ) -> dict[str, Any]:
-    """Clients per second, the share of time in kernels, and the peak of the device's memory. seconds: after which no
-    further round begins."""
+    """Clients per second, the plan, and the peak of the device's memory. seconds: after which no further round begins.
+    profiled: whether the share of time in kernels is found, too."""
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    rows, last = run_for(setup(work, mode, device, WARM_UP + rounds + 1, share, tiny), seconds)
+    told: list[str] = []
+    began = time.perf_counter()
+    rows, last = run_for(setup(work, mode, device, WARM_UP + rounds + 1, share, tiny), seconds, told)
     timed = rows[WARM_UP : -1 if last else None] or rows[-1:]  # the last round evaluates
     speed = median(row["client/count"] / row["time/seconds"] for row in timed)
-    found: dict[str, Any] = {"clients_per_s": speed, "rounds": len(timed)}
+    took = time.perf_counter() - began
+    found: dict[str, Any] = {"clients_per_s": speed, "rounds": len(timed), "seconds": took, "plan": told[0]}
     if last:
         found["model_sha256"] = last.model_sha256
     else:
         found["stopped_after_s"] = seconds
     if device != "cpu":
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
-        if last:
+        if last and profiled:
             found["kernel_share"] = kernel_share(work, mode, device, share, tiny)
     return found
 
 
-def run_for(experiment: Any, seconds: float) -> tuple[list[dict[str, float]], Any]:
+def run_for(experiment: Any, seconds: float, told: list[str] | None = None) -> tuple[list[dict[str, float]], Any]:
     """(the records of the rounds that ended, the result or None): the run is left after the first round that ends when
-    so many seconds have passed."""
+    so many seconds have passed. told: a list that gets the lines of the log, of which the first one is the plan."""
     from fedfleet.engine.api import rounds
+    from fedfleet.engine.runs.observer import Observer
+
+    class Log(Observer):
+        def event(self, text: str) -> None:
+            (told if told is not None else []).append(text)
 
     rows, began = [], time.perf_counter()
-    running = rounds(experiment)
+    running = rounds(experiment, observers=[Log()])
     for row in running:
         rows.append(row)
         if time.perf_counter() - began > seconds and len(rows) < experiment.federation.rounds:
@@ -197,16 +227,11 @@ def child(given: str) -> None:
 
 
 # --- goals --------------------------------------------------------------------------------------------------------
-def goal(name: str, device: str, tiny: bool, seconds: float = SECONDS) -> dict[str, Any]:
-    """Run what a goal asks for: what it took, and whether that is within its target.
-
-    seconds: of each measurement of a ratio.
-    """
+def goal(name: str, device: str, tiny: bool) -> dict[str, Any]:
+    """Run what a goal asks for: what it took, and whether that is within its target."""
     from fedfleet.engine.config.schema import experiment
 
-    if name == "w1-ratio":
-        return ratio(device, tiny, seconds)
-    target = MOONSHOTS[name]
+    target = GOALS[name]
     federation = {**TINY, "rounds": 2} if tiny else target["federation"]
     workload = {**target["workload"], "examples": examples(federation)} if tiny else target["workload"]
     kernels = {"block": "auto", "kernels": "auto"} if device != "cpu" else {"block": 2, "kernels": "torch"}
@@ -235,16 +260,6 @@ def goal(name: str, device: str, tiny: bool, seconds: float = SECONDS) -> dict[s
     }
 
 
-def ratio(device: str, tiny: bool, seconds: float) -> dict[str, Any]:
-    """W1 with the quicker of "vectorised" and "graphs" against one client at a time."""
-    modes = [mode for mode in MODES if device != "cpu" or mode != "graphs"]
-    rounds = 1 if tiny else 30
-    speeds = {mode: measure("w1", mode, device, rounds, 1.0, tiny, seconds)["clients_per_s"] for mode in modes}
-    found = max(speeds[mode] for mode in modes[1:]) / speeds["one at a time"]
-    what = "W1, times the clients per second of one client at a time on the same card"
-    return {"what": what, "ratio": found, "target": RATIO, "met": found >= RATIO and not tiny, "speeds": speeds}
-
-
 # --- the report -------------------------------------------------------------------------------------------------------
 def machine(device: str) -> dict[str, Any]:
     name = "processor" if device == "cpu" else torch.cuda.get_device_name(device)
@@ -257,28 +272,48 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [f"# {about['device']}, torch {about['torch']}, CUDA {about['cuda']}, {about['date']}", ""]
     if report["tiny"]:
         lines += ["A test of the script with tiny federations: these figures mean nothing.", ""]
-    lines += ["| work | mode | clients/s | time in kernels | peak memory, MiB |", "| --- | --- | ---: | ---: | ---: |"]
+    lines += ["| work | mode | clients/s | x plain loop | x best vmap | plan | time in kernels | peak memory, MiB |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | --- | ---: | ---: |"]
     for line in report["lines"]:
         kernels = f"{line['kernel_share']:.0%}" if "kernel_share" in line else ""
         peak = f"{line['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in line else ""
-        lines.append(f"| {line['work']} | {line['mode']} | {line['clients_per_s']:,.1f} | {kernels} | {peak} |")
+        speed = f"{line['clients_per_s']:,.1f}" if "error" not in line else f"none: {line['error']}"
+        ratios = " | ".join(ratio(report, line, yardsticks) for yardsticks in (("plain loop",), VMAPS))
+        lines.append(f"| {line['work']} | {line['mode']} | {speed} | {ratios} | {plan_of(line)} | {kernels} | {peak} |")
     if report["goals"]:
         lines += ["", "| goal | found | target | met |", "| --- | ---: | ---: | --- |"]
     for name, found in report["goals"].items():
-        value = f"{found['ratio']:.1f} x" if "ratio" in found else f"{found['seconds']:.1f} s, {found['rounds']} rounds"
-        unit = "x" if "ratio" in found else "s"
-        row = f"| {name}: {found['what']} | {value} | {found['target']:g} {unit} | {'yes' if found['met'] else 'no'} |"
+        value = f"{found['seconds']:.1f} s, {found['rounds']} rounds"
+        row = f"| {name}: {found['what']} | {value} | {found['target']:g} s | {'yes' if found['met'] else 'no'} |"
         lines.append(row)
     return "\n".join([*lines, ""])
+
+
+VMAPS = ("torch.func.vmap", "JAX vmap")
+
+
+def ratio(report: dict[str, Any], line: dict[str, Any], yardsticks: tuple[str, ...]) -> str:
+    """How many times as fast a line is as the quickest of some yardsticks, "" if there is none."""
+    work = line["work"].partition("-")[0]
+    lines = [each for each in report["lines"] if each["work"] == work and each["mode"] in yardsticks]
+    speeds = [each["clients_per_s"] for each in lines if "error" not in each]
+    return f"{line['clients_per_s'] / max(speeds):,.2f}" if speeds and "error" not in line else ""
+
+
+def plan_of(line: dict[str, Any]) -> str:
+    """The block and the kernels of a line."""
+    return line.get("plan", "").removeprefix("plan: ").partition(" (")[0]
 
 
 @click.command()
 @click.option("--device", default="cuda", show_default=True, help="cuda, cuda:0 or cpu.")
 @click.option("--works", default=",".join(WORKS), show_default=True, help="The works, with commas; none for no work.")
-@click.option("--workers", "counts", default="1,2,4", show_default=True, help="Numbers of processes on the card.")
+@click.option("--workers", "counts", default="", help="Numbers of processes on the card, as in 1,2,4.")
+@click.option("--modes", default="all", show_default=True, help="The modes, with semicolons, and yardsticks.")
 @click.option("--rounds", default=20, show_default=True, help="Timed rounds of each measurement.")
 @click.option("--seconds", default=SECONDS, show_default=True, help="After which a measurement begins no round.")
-@click.option("--goal", "asked_goals", default="", help="w1-ratio, cifar-cnn, feddua-cifar, or all; with commas.")
+@click.option("--goal", "asked_goals", default="", help="cifar-cnn, cifar-cnn-scaffold, feddua-cifar, or all.")
+@click.option("--profile", "profiled", is_flag=True, help="Find the share of time in kernels, too.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("build/gpu"), show_default=True)
 @click.option("--tiny", is_flag=True, help="Tiny federations, for a test of this script.")
 @click.option("--child", "given", hidden=True)
@@ -286,9 +321,11 @@ def main(
     device: str,
     works: str,
     counts: str,
+    modes: str,
     rounds: int,
     seconds: float,
     asked_goals: str,
+    profiled: bool,
     out: Path,
     tiny: bool,
     given: str | None,
@@ -300,33 +337,62 @@ def main(
         return child(given)
     if device != "cpu" and not torch.cuda.is_available():
         raise click.UsageError("no CUDA device is here; --device cpu --tiny tests this script on the processor")
-    names = {"w1-ratio", *MOONSHOTS}
-    wanted = sorted(names) if asked_goals == "all" else [name for name in asked_goals.split(",") if name]
+    wanted = sorted(GOALS) if asked_goals == "all" else [name for name in asked_goals.split(",") if name]
     chosen = [] if works == "none" else works.split(",")
-    if unknown := [name for name in (*chosen, *wanted) if name not in names and name not in WORKS]:
-        raise click.UsageError(f"unknown: {', '.join(unknown)}; valid: {', '.join([*WORKS, *sorted(names)])}")
+    valid = [*WORKS, *(f"w1-{method}" for method in METHODS), *GOALS]
+    if unknown := [name for name in (*chosen, *wanted) if name not in valid]:
+        raise click.UsageError(f"unknown: {', '.join(unknown)}; valid: {', '.join(valid)}")
     report: dict[str, Any] = {"machine": machine(device), "tiny": tiny, "lines": [], "goals": {}}
     out.mkdir(parents=True, exist_ok=True)
-    modes = [mode for mode in MODES if device != "cpu" or mode != "graphs"]
     for work in chosen:
-        for mode in modes:
-            found = measure(work, mode, device, rounds, 1.0, tiny, seconds)
-            add_line(out, report, {"work": work, "mode": mode, **found})
+        for mode in modes_of(work, device, modes):
+            add_line(out, report, work, mode, lambda: found_of(work, mode, device, rounds, tiny, seconds, profiled))  # noqa: B023
         for count in map(int, filter(None, counts.split(","))):
-            found = workers(work, modes[-1], device, rounds, count, tiny, seconds)
-            add_line(out, report, {"work": work, "mode": f"{modes[-1]}, {count} processes", **found})
+            shared = SHARED if device != "cpu" else ON_A_PROCESSOR[-1]
+            name = f"{shared}, {count} processes"
+            add_line(out, report, work, name, lambda: workers(work, shared, device, rounds, count, tiny, seconds))  # noqa: B023
     for name in wanted:
-        report["goals"][name] = found = goal(name, device, tiny, seconds)
+        report["goals"][name] = found = goal(name, device, tiny)
         save(out, report)
         click.echo(f"{name}: {json.dumps(found)}", err=True)
     click.echo(markdown(report))
 
 
-def add_line(out: Path, report: dict[str, Any], line: dict[str, Any]) -> None:
-    """Keep a measurement, and tell of it: a machine may be taken away at any time."""
+def modes_of(work: str, device: str, asked: str) -> list[str]:
+    """The modes and yardsticks of a work, the yardsticks first."""
+    from benchmarks.gpu_yardsticks import yardsticks
+
+    if "-" in work:
+        return ["default"]
+    found = [*yardsticks(work), *(mode for mode in MODES if device != "cpu" or mode in ON_A_PROCESSOR)]
+    return [mode for mode in found if asked == "all" or mode in asked.split(";")]
+
+
+def found_of(
+    work: str, mode: str, device: str, rounds: int, tiny: bool, seconds: float, profiled: bool
+) -> dict[str, Any]:
+    """What is found of a work in a mode, or by a yardstick."""
+    from benchmarks import gpu_yardsticks
+    from benchmarks.gpu_works import FEDERATIONS
+
+    if mode in MODES:
+        return measure(work, mode, device, rounds, 1.0, tiny, seconds, profiled)
+    return gpu_yardsticks.measure(work, mode, TINY if tiny else FEDERATIONS[work], device, rounds, seconds)
+
+
+def add_line(out: Path, report: dict[str, Any], work: str, mode: str, find: Callable[[], dict[str, Any]]) -> None:
+    """Make a measurement, keep it, and tell of it: a machine may be taken away at any time. One that fails is told of,
+    and the next ones go on."""
+    began = time.perf_counter()
+    try:
+        line = {"work": work, "mode": mode, **find()}
+        text = f"{line['clients_per_s']:,.1f} clients/s"
+    except Exception as error:
+        text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        line = {"work": work, "mode": mode, "error": text}
     report["lines"].append(line)
     save(out, report)
-    click.echo(f"{line['work']}, {line['mode']}: {line['clients_per_s']:,.1f} clients/s", err=True)
+    click.echo(f"{work}, {mode}: {text} ({time.perf_counter() - began:.1f} s)", err=True)
 
 
 def save(out: Path, report: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import add_line, machine
+
 from ..bare import bare_python
 
 ROOT = Path(__file__).parents[2]
@@ -24,18 +26,22 @@ def benchmark(tmp_path: Path, *given: str) -> dict:
     command = [python, ROOT / "benchmarks/gpu.py", "--device", "cpu", "--tiny", "--out", out, "--rounds", "1", *given]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(" clients/s") == len(json.loads((out / "gpu.json").read_text())["lines"])
+    assert done.stderr.count(" clients/s (") == len(json.loads((out / "gpu.json").read_text())["lines"])
     report = json.loads((out / "gpu.json").read_text())
     assert (out / "gpu.md").read_text().rstrip() == done.stdout.rstrip()
     assert report["machine"]["device"] == "processor"
-    assert all(line["clients_per_s"] > 0 for line in report["lines"])
+    assert all(line["clients_per_s"] > 0 for line in report["lines"]), report["lines"]
     return report
 
 
 @pytest.mark.long
 def test_one_work_and_a_goal(tmp_path):
-    report = benchmark(tmp_path, "--works", "w1", "--workers", "", "--goal", "cifar-cnn")
-    assert [line["mode"] for line in report["lines"]] == ["one at a time", "vectorised"]
+    report = benchmark(tmp_path, "--works", "w1,w1-scaffold", "--goal", "cifar-cnn")
+    modes = ["plain loop", "torch.func.vmap", "one at a time", "vectorised", "default"]
+    assert [line["mode"] for line in report["lines"] if line["mode"] != "JAX vmap"] == modes
+    page = (tmp_path / "out" / "gpu.md").read_text()
+    assert re.search(r"\| w1 \| plain loop \| [\d.,]+ \| 1\.00 \|", page)
+    assert "| blocks of 2 clients, torch kernels |" in page
     assert report["goals"]["cifar-cnn"]["met"] is False
     assert report["goals"]["cifar-cnn"]["rounds"] == "2 of 2"
     assert "these figures mean nothing" in (tmp_path / "out" / "gpu.md").read_text()
@@ -44,16 +50,33 @@ def test_one_work_and_a_goal(tmp_path):
 @pytest.mark.long
 def test_a_measurement_that_takes_too_long_is_left_after_a_round(tmp_path):
     """A work is worth a figure from its first round on."""
-    report = benchmark(tmp_path, "--works", "w1", "--workers", "", "--seconds", "0")
-    assert [(line["rounds"], line["stopped_after_s"]) for line in report["lines"]] == [(1, 0.0), (1, 0.0)]
+    modes = "plain loop;one at a time;vectorised"
+    report = benchmark(tmp_path, "--works", "w1", "--modes", modes, "--seconds", "0")
+    assert [line["rounds"] for line in report["lines"]] == [1, 1, 1]
+    assert [line.get("stopped_after_s") for line in report["lines"]] == [None, 0.0, 0.0]
+
+
+def test_what_fails_is_told_and_the_rest_goes_on(tmp_path, capsys):
+    def fail() -> dict:
+        raise RuntimeError("CUDA out of memory.\nTried to allocate")
+
+    report = {"machine": machine("cpu"), "tiny": False, "lines": [], "goals": {}}
+    add_line(tmp_path, report, "vit", "vectorised", fail)
+    add_line(tmp_path, report, "vit", "plain loop", lambda: {"clients_per_s": 2.0})
+    add_line(tmp_path, report, "vit", "JAX vmap", lambda: {"clients_per_s": 5.0})
+    add_line(tmp_path, report, "vit-scaffold", "default", lambda: {"clients_per_s": 10.0})
+    assert "vit, vectorised: RuntimeError: CUDA out of memory. (" in capsys.readouterr().err
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| vit | vectorised | none: RuntimeError: CUDA out of memory. |  |  |" in page
+    assert "| vit-scaffold | default | 10.0 | 5.00 | 2.00 |" in page
 
 
 @pytest.mark.slow
 def test_all_works_and_goals(tmp_path):
     report = benchmark(tmp_path, "--workers", "2", "--goal", "all")
     assert {line["work"] for line in report["lines"]} == {"w1", "w2", "w3", "resnet18", "vit", "lstm"}
-    assert len(report["lines"]) == 18
-    assert set(report["goals"]) == {"w1-ratio", "cifar-cnn", "feddua-cifar"}
+    assert len([line for line in report["lines"] if line["mode"] != "JAX vmap"]) == 30
+    assert set(report["goals"]) == {"cifar-cnn", "cifar-cnn-scaffold", "feddua-cifar"}
     shared = [line for line in report["lines"] if line["mode"].endswith("2 processes")]
     assert all(len(line["model_sha256"]) == 1 for line in shared)
 
