@@ -22,6 +22,7 @@ from ...algorithms.contract import Message
 from ...algorithms.tree import Tree
 from ..errors import StoreFull
 from ..state.row_files import PIECES_PER_CALL, make_files, paths, positions_by_file, remove_files, skip_bytes
+from ..storage.atomic_write import allocate
 
 PARTS = ("delta", "sent", "averaged", "norm2")
 """The fields of a message whose leaves are vectors."""
@@ -260,7 +261,7 @@ def make_rows(folder: str, count: int, width: int, clients: int, called: str) ->
         for number, positions in positions_by_file(range(count)):
             if width:
                 with open(files[number], "r+b") as file:
-                    os.posix_fallocate(file.fileno(), 0, positions.stop * width)
+                    allocate(file.fileno(), 0, positions.stop * width)
     except OSError as error:
         free = shutil.disk_usage(folder).free
         remove_files(folder)

@@ -15,6 +15,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +28,9 @@ from ..storage.sha256 import sha256
 
 SOURCES = Path(__file__).with_name("csrc")
 """The folder of the sources: library.cpp, which is compiled, and the headers that it includes."""
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
+THIS_PROCESSOR = "-mcpu=native" if (sys.platform, platform.machine()) == ("darwin", "arm64") else "-march=native"
+"""Older compilers of macOS for its own processors know only the first."""
+FLAGS = ("-O3", THIS_PROCESSOR, "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 DONE, NO_CLASS, NO_MEMORY = range(3)
 """The values of the enum `Status` of vectors.h, which functions of the library return."""
 COMPILERS = ("c++", "g++", "clang++")

@@ -26,7 +26,7 @@ from ..cohorts.tasks import steps_of
 from ..errors import ConfigError
 from ..kernels.agreement import Disagreement
 from ..kernels.contract import Kernels
-from ..kernels.library import cache_folder, instruction_set, processor, source_files
+from ..kernels.library import NoKernels, cache_folder, instruction_set, processor, source_files
 from ..records.event_log import PLAN
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.folders import sealed_plan
@@ -79,6 +79,8 @@ def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[R
     elif not worth_measuring(run_spec, split):
         plan, how = plan_by_rule(run_spec), "too short a run to measure"
     else:
+        if engine.kernels == "auto" and not run_spec.missing_kernels and (why := not_built_here(run_spec)):
+            run_spec = run_spec.with_missing_kernels((why,))
         plan, how = measured_plan(run_spec, split, measure)
     plan, how = in_blocks_or_alone(run_spec, split, plan, how)
     plan, how = prove_or_fall_back(run_spec, split, plan, how)
@@ -205,6 +207,17 @@ def asks_for_kernels(run_spec: RunSpec, split: Split) -> bool:
         and worth_measuring(run_spec, split)
         and any(kernels.compiled and kernels.is_promising(run_spec) for kernels in all_kernels(run_spec))
     )
+
+
+def not_built_here(run_spec: RunSpec) -> str:
+    """Why the compiled library, which a measurement would try, cannot be built on this machine; "" if it can."""
+    try:
+        for kernels in all_kernels(run_spec):
+            if kernels.compiled:
+                kernels.why_not(run_spec)
+    except NoKernels as error:
+        return str(error)
+    return ""
 
 
 def plan_by_rule(run_spec: RunSpec) -> ExecutionPlan:

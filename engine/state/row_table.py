@@ -18,6 +18,7 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from ..errors import StoreFull
+from ..storage.atomic_write import allocate
 from .row_files import (
     DIGEST,
     StateLayout,
@@ -125,7 +126,7 @@ class RowTable:
         try:
             for number, positions in positions_by_file(rows):
                 with open(files[number], "r+b") as file:
-                    os.posix_fallocate(file.fileno(), positions.start * self.width, len(positions) * self.width)
+                    allocate(file.fileno(), positions.start * self.width, len(positions) * self.width)
         except OSError as error:
             raise StoreFull(
                 f"no room for the states of {len(rows)} more clients, {len(rows) * self.width:,} bytes, in "

@@ -56,6 +56,19 @@ def cleared(path: Path) -> Path:
 RESERVE = ".reserve"
 
 
+def allocate(file: int, begin: int, count: int) -> None:
+    """Reserve the disk blocks of `count` bytes from the byte `begin` of an open file, which grows if it is shorter. On
+    macOS, which has no such call, the free space is compared. Raises OSError if the disk has fewer free bytes, or, on
+    Linux, if the file system cannot reserve any."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, begin, count)
+        return
+    disk = os.fstatvfs(file)
+    if disk.f_bavail * disk.f_frsize < count:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(file, max(os.fstat(file).st_size, begin + count))
+
+
 def reserve(folder: Path, count: int) -> None:
     """Reserve `count` bytes of the folder's disk for the files that are written when a run ends.
 
@@ -64,7 +77,7 @@ def reserve(folder: Path, count: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = open_plain(cleared(folder / RESERVE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        os.posix_fallocate(file, 0, count)
+        allocate(file, 0, count)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             release(folder)

@@ -173,8 +173,10 @@ def look(mark: str, packages: tuple[str, ...]) -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "none"
-    memory = os.statvfs("/dev/shm")
-    room = memory.f_bavail * memory.f_frsize
+    room = None  # as on macOS, where Ray keeps objects in files
+    if os.path.isdir("/dev/shm"):
+        memory = os.statvfs("/dev/shm")
+        room = memory.f_bavail * memory.f_frsize
     return {"host": socket.gethostname(), "versions": versions, "mark": os.path.exists(mark), "shm": room}
 
 
@@ -191,7 +193,7 @@ def of_node(node: Any, report: dict[str, Any] | None, ours: dict[str, str], seen
     if theirs["fedfleet"] == "none":
         other.append("install fedfleet there, or use `fedfleet submit`")
     yield Finding(what, not other, f"{report['host']}, {has}; " + ("; ".join(other) or "same versions as here"))
-    if report["shm"] < ROOM:
+    if report["shm"] is not None and report["shm"] < ROOM:
         yield Finding(what, False, f"/dev/shm has only {report['shm'] >> 20} MiB left; give the container more")
 
 

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 
 from ...engine.stopping import blocked_signals
 
-CODE = "import sys; sys.path[:] = sys.argv[2].splitlines(); from {module} import serve; serve(int(sys.argv[1]))"
-"""What the process executes. It looks for modules where this process does, and not in its current folder."""
+CODE = "import sys; sys.path[:] = sys.argv[2].splitlines(); from {module} import {call}; {call}(int(sys.argv[1]))"
+"""What a process executes. It looks for modules where this process does, and not in its current folder."""
 
 FORK = b"f"
 """The message that asks for a process. The end of a connection to the driver comes with it."""
@@ -28,7 +28,7 @@ class ForkServer:
     def __init__(self) -> None:
         self.control, other = socket.socketpair()
         with other:
-            code = CODE.format(module=f"{__package__}.process_main")
+            code = CODE.format(module=f"{__package__}.process_main", call="serve")
             with blocked_signals():  # they are for the driver, which asks the processes to stop
                 self.popen = subprocess.Popen(
                     [sys.executable, "-c", code, str(other.fileno()), "\n".join(sys.path)],

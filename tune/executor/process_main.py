@@ -20,6 +20,7 @@ import os
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
@@ -34,6 +35,7 @@ from ...engine.memory import available_memory, collect_seldom
 from ...engine.run_spec import RunSpec
 from ...engine.runs.members import Member, Members
 from ...engine.stopping import on_signal
+from .fork_server import CODE
 from .processes import ProcessStart
 from .requested_run import RequestedRun
 from .source import HEARTBEAT_SECONDS, RunReport, RunRequest
@@ -151,9 +153,10 @@ class RunsHere:
 def serve(descriptor: int) -> None:
     """Fork a process whenever the driver at the other end of a connection asks for one, see `fork_server`.
 
-    This process computes nothing and has one thread, as threads of libraries are not there after a fork.
+    This process computes nothing and has one thread, as threads of libraries are not there after a fork. On macOS,
+    whose own libraries do not survive a fork, it starts processes anew.
     """
-    control = socket.socket(fileno=descriptor)
+    control, begun = socket.socket(fileno=descriptor), []
     collect_seldom()  # the collector would take 6 % of the time
     while True:
         asked, descriptors, *_ = socket.recv_fds(control, 1, 1)
@@ -162,7 +165,11 @@ def serve(descriptor: int) -> None:
                 while True:
                     os.wait()  # so that the time that they took counts as that of the driver's children
             os._exit(0)
-        if os.fork() == 0:
+        if sys.platform == "darwin":
+            code = CODE.format(module=__name__, call="main")
+            command = [sys.executable, "-c", code, str(descriptors[0]), "\n".join(sys.path)]
+            begun.append(subprocess.Popen(command, pass_fds=descriptors))
+        elif os.fork() == 0:
             control.close()
             main(descriptors[0])
         os.close(descriptors[0])

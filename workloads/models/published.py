@@ -34,7 +34,7 @@ class Published(Model):
     norm: Literal["batch", "group"] = "batch"
     groups: int = GROUPS
     weights: str | None = None
-    arguments: dict[str, Any] = field(default_factory=dict, hash=False)
+    arguments: dict[str, Any] | None = field(default=None, hash=False)
 
     package: ClassVar[str]
 
@@ -61,7 +61,7 @@ class Published(Model):
             near = get_close_matches(self.network, known, 3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"{self.package}.list_models() has their names"
             raise ValueError(f"network must be one of {len(known)} of {self.package}, got {self.network!r}; {hint}")
-        for name in self.arguments:
+        for name in self.arguments or {}:
             if "weights" in name or "pretrained" in name or "checkpoint" in name:
                 raise ValueError(f"arguments must not have {name}: nothing is downloaded; give a file as `weights`")
         try:
@@ -92,7 +92,7 @@ class Torchvision(Published):
             more["image_size"] = shape[1]
         elif self.network in ("googlenet", "inception_v3"):  # one tensor of logits, and weights that are quick to draw
             more |= {"aux_logits": False, "init_weights": False}
-        return torchvision_models().get_model(self.network, **{**more, **self.arguments})
+        return torchvision_models().get_model(self.network, **{**more, **(self.arguments or {})})
 
     def adapted(self, net: nn.Module, shape: tuple[int, ...]) -> None:
         if not self.small:
@@ -115,7 +115,7 @@ class Timm(Published):
         return timm().list_models()
 
     def made(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return timm().create_model(self.network, pretrained=False, num_classes=classes, **self.arguments)
+        return timm().create_model(self.network, pretrained=False, num_classes=classes, **(self.arguments or {}))
 
 
 def timm() -> Any:

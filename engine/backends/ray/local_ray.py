@@ -273,6 +273,11 @@ def kill(processes: Iterable[int]) -> None:
 
 def below(process: int) -> Iterator[int]:
     """The ids of a process's children and of all their descendants; parents come before their children."""
+    if not Path("/proc").is_dir():  # as on macOS
+        import psutil
+
+        with suppress(psutil.Error):
+            yield from (child.pid for child in psutil.Process(process).children(recursive=True))
     for file in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, file.read_text().split()):

@@ -75,12 +75,12 @@ class Reply(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A worker that has started: Ray's id of its node, the numbers of its process, of the open file to which the
-    process writes its stack at SIGUSR1, and of the open files for sums."""
+    """A worker that has started: Ray's id of its node, the number of its process, the path of the file to which the
+    process writes its stack at SIGUSR1, and the numbers of the open files for sums."""
 
     node: str
     process: int
-    stack: int
+    stack: str
     sum_files: list[int]
 
 
@@ -105,7 +105,7 @@ class WorkerProcess(Worker):
         keep_freed_memory()
         self.number, self.beats, self.unfit = number, 0, ""
         self.leaves: dict[int, np.ndarray] = {}  # of the broadcast, by place
-        self.stack = open(os.memfd_create("fedfleet-stack"), "w")  # noqa: SIM115 as long as the process
+        self.stack = stack_file()
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         self.sum_files = OwnFiles()
         self.node = ray.get_runtime_context().get_node_id()
@@ -123,7 +123,7 @@ class WorkerProcess(Worker):
         collect_seldom()
         if self.unfit:
             raise WorkerUnfit(self.unfit)
-        return Started(self.node, os.getpid(), self.stack.fileno(), self.sum_files.files)
+        return Started(self.node, os.getpid(), self.stack.name, self.sum_files.files)
 
     def _prepare(self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex) -> None:
         settings.apply(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
@@ -219,11 +219,19 @@ def why_not(prepare: Callable[[], None]) -> str:
     return ""
 
 
-def last_stack(process: int, file: int) -> str:
-    """End a worker that hangs on this node. Returns its stack, also if it ran code that is not Python. file: see
+def stack_file() -> Any:
+    """A file for the stack of this process, which lasts as long as the process. `name`: the path at which other
+    processes of the node read it."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("fedfleet-stack")
+        return open(f"/proc/{os.getpid()}/fd/{file}", "w", encoding="utf-8")
+    return tempfile.NamedTemporaryFile("w", prefix="fedfleet-stack-", encoding="utf-8")  # as on macOS
+
+
+def last_stack(process: int, path: str) -> str:
+    """End a worker that hangs on this node. Returns its stack, also if it ran code that is not Python. path: see
     `Started`."""
     try:
-        path = f"/proc/{process}/fd/{file}"
         os.kill(process, signal.SIGUSR1)
         deadline, size = time.monotonic() + STACK_SECONDS, -1
         while time.monotonic() < deadline and (size <= 0 or os.stat(path).st_size != size):
