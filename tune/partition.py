@@ -19,6 +19,7 @@ import numpy as np
 
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
+from ..engine.records.heterogeneity import measures, spread
 from ..engine.records.partition_file import partition_digest
 from ..engine.run_spec import RunSpec
 from ..engine.workload.split import unused_rows
@@ -40,6 +41,8 @@ WIDE = 110
 """Letters in a line of the title."""
 PICTURED, EACH = 16, 4
 """The most clients whose images the chart shows, and images of each."""
+NAMES = {"label_entropy": "label entropy, bits", "total_variation": "total variation to all"}
+"""Measure -> its name in the table, if that is another."""
 
 
 class PartitionSummary(NamedTuple):
@@ -81,27 +84,20 @@ def class_counts(index: ClientIndex, label: np.ndarray) -> np.ndarray:
     return np.bincount(client * classes + label[index.rows], minlength=clients * classes).reshape(clients, classes)
 
 
-def measures(summary: PartitionSummary) -> dict[str, np.ndarray]:
-    """Name -> (N,), a number for each client. Its label distribution is compared with that of all clients' rows."""
-    found: dict[str, np.ndarray] = {"rows": summary.client_index.whole.sizes}
-    if summary.client_index.drift is not None:
-        found["rows of a round"] = summary.client_index.sizes
-    if summary.counts is None:
-        return {**found, **summary.differences}
-    law = shares(summary.counts)
-    whole = summary.counts.sum(0) / summary.counts.sum()
-    found["labels"] = (summary.counts > 0).sum(1)
-    found["label entropy, bits"] = -np.where(law > 0, law * np.log2(np.where(law > 0, law, 1)), 0).sum(1) + 0.0
-    found["total variation to all"] = np.abs(law - whole).sum(1) / 2
-    return {**found, **summary.differences}
+def named_measures(summary: PartitionSummary) -> dict[str, np.ndarray]:
+    """Name in the table -> (N,), a number for each client."""
+    index = summary.client_index
+    measured = measures(index.whole, summary.train.get("label"))
+    found = {NAMES.get(name, name): values for name, values in measured.items()}
+    drifting = {} if index.drift is None else {"rows of a round": index.sizes}
+    return {"rows": found.pop("rows"), **drifting, **found, **summary.differences}
 
 
 def table_of(summary: PartitionSummary) -> str:
     """Counts, a table of the measures over clients, and the partition's digest."""
     rows: list[tuple[str, ...]] = [("per client", "min", "median", "mean", "max")]
-    for name, values in measures(summary).items():
-        numbers = (values.min(), np.median(values), values.mean(), values.max())
-        rows.append((name, *(f"{number:,.0f}" if number == int(number) else f"{number:,.3f}" for number in numbers)))
+    for name, values in named_measures(summary).items():
+        rows.append((name, *(f"{it:,.0f}" if it == int(it) else f"{it:,.3f}" for it in spread(values).values())))
     about = f"{len(summary.client_index.sizes):,} clients, {len(summary.client_index.whole.rows):,} training rows"
     about += f", {summary.tests:,} test rows"
     if summary.client_index.held is not None:

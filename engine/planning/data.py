@@ -81,4 +81,4 @@ def check_turns(run_spec: RunSpec, split: Split) -> None:
 def keep_partition(run_spec: RunSpec, split: Split) -> None:
     """Write the partition to the folder of the run, if it has one and is not resumed."""
     if run_spec.directory is not None and not run_spec.resume:
-        write_partition(split.client_index, Path(run_spec.directory))
+        write_partition(split.client_index, Path(run_spec.directory), split.train.get("label"))

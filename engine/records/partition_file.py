@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ...workloads.client_index import ClientIndex
 from ..storage.sha256 import sha256
+from .heterogeneity import measures, spread
 
 MOST_NUMBERS = 5_000_000
-"""The number of rows and clients up to which partition.arrow is written. A larger partition would delay the start of a
-run, so only its digest is written."""
+"""The number of rows and clients up to which partition.arrow and measures are written. A larger partition would delay
+the start of a run, so only its digest is written."""
 
 
 def partition_digest(client_index: ClientIndex) -> str:
@@ -26,12 +28,13 @@ def partition_digest(client_index: ClientIndex) -> str:
     return sha256(pieces)
 
 
-def write_partition(client_index: ClientIndex, folder: Path) -> None:
-    """Write partition.json (clients, rows, sha256) and, unless it would be too large, partition.arrow. Of rows that
-    drift, both have all that a client trains on in some round."""
+def write_partition(client_index: ClientIndex, folder: Path, label: np.ndarray | None = None) -> None:
+    """Write partition.json (clients, rows, sha256) and, unless it would be too large, partition.arrow and, into
+    partition.json, how different the clients are. Of rows that drift, both have all that a client trains on in some
+    round. label: (n,), of all training rows, if they have labels."""
     folder.mkdir(parents=True, exist_ok=True)
     drift, digest, client_index = client_index.drift, partition_digest(client_index), client_index.whole
-    about = {
+    about: dict[str, Any] = {
         "clients": len(client_index.sizes),
         "rows": len(client_index.rows),
         "sha256": digest,
@@ -42,8 +45,11 @@ def write_partition(client_index: ClientIndex, folder: Path) -> None:
         about["held_out"] = len(client_index.held.rows)
     if client_index.validation is not None:
         about["validation"] = len(client_index.validation.rows)
+    few = len(client_index.sizes) + len(client_index.rows) <= MOST_NUMBERS
+    if few:
+        about["heterogeneity"] = {name: spread(values) for name, values in measures(client_index, label).items()}
     (folder / "partition.json").write_text(json.dumps(about, indent=2) + "\n")
-    if len(client_index.sizes) + len(client_index.rows) > MOST_NUMBERS or client_index.rows.max(initial=0) >= 2**31:
+    if not few or client_index.rows.max(initial=0) >= 2**31:
         return
     lists = pa.ListArray.from_arrays(int32_array(client_index.offsets), int32_array(client_index.rows))
     table = pa.table({"rows": lists})

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedfleet.engine.records.heterogeneity import measures, spread
 from fedfleet.engine.records.partition_file import partition_digest, read_partition, write_partition
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.files import load
-from fedfleet.tune.partition import PartitionSummary, measures, ordered
+from fedfleet.tune.partition import ordered
 from fedfleet.workloads.client_index import ClientIndex
 from tests.tune.commands import invoke
 
@@ -23,16 +25,15 @@ def test_measures_by_hand():
     """Two clients, four labels: one client has 4 rows of a single label, the other one 2 rows of each of two labels.
     Half of all 8 rows have label 0, a quarter label 1 and a quarter label 3, so the total variation of both clients is
     1/2."""
-    summary = PartitionSummary(
-        ClientIndex(np.array([0, 4, 8]), np.arange(8)), np.array([[4, 0, 0, 0], [0, 2, 0, 2]]), 1
-    )
-    found = {name: values.tolist() for name, values in measures(summary).items()}
-    assert found == {
+    client_index = ClientIndex(np.array([0, 4, 8]), np.arange(8))
+    found = measures(client_index, np.array([0, 0, 0, 0, 1, 3, 1, 3]))
+    assert {name: values.tolist() for name, values in found.items()} == {
         "rows": [4, 4],
         "labels": [1, 2],
-        "label entropy, bits": [0, 1],
-        "total variation to all": [0.5, 0.5],
+        "label_entropy": [0, 1],
+        "total_variation": [0.5, 0.5],
     }
+    assert list(measures(client_index, np.zeros(8))) == ["rows"]
 
 
 def test_many_clients_are_sorted_by_their_commonest_class():
@@ -121,10 +122,14 @@ def test_a_run_keeps_its_partition(tmp_path: Path):
         assert done.exit_code == 0, done.output
     client_index = RunSpec.of("again", load("digits")).split().client_index
     about, found = rows_of(tmp_path / "0")
+    measured = about.pop("heterogeneity")
     assert about == {"clients": 100, "rows": 1442, "sha256": partition_digest(client_index)}
+    assert (measured["rows"]["mean"], measured["rows"]["max"]) == (14.42, 66)
+    assert 0 < measured["total_variation"]["mean"] < 1
+    assert 0 < measured["label_entropy"]["mean"] < math.log2(10)
     assert np.array_equal(found.offsets, client_index.offsets)
     assert np.array_equal(found.rows, client_index.rows)
-    assert rows_of(tmp_path / "1")[0] == about
+    assert rows_of(tmp_path / "1")[0] == {**about, "heterogeneity": measured}
     assert rows_of(tmp_path / "2")[0]["sha256"] != about["sha256"]
 
 
@@ -134,5 +139,6 @@ def test_too_many_rows_are_kept_by_their_digest(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("fedfleet.engine.records.partition_file.MOST_NUMBERS", 62)
     write_partition(client_index, tmp_path / "large")
     assert [path.name for path in (tmp_path / "large").iterdir()] == ["partition.json"]
-    assert (tmp_path / "large/partition.json").read_text() == (tmp_path / "whole/partition.json").read_text()
+    whole, large = (json.loads((tmp_path / each / "partition.json").read_text()) for each in ("whole", "large"))
+    assert {**large, "heterogeneity": {"rows": spread(client_index.sizes)}} == whole
     assert partition_digest(read_partition(tmp_path / "whole")) == partition_digest(client_index)

@@ -107,6 +107,8 @@ def check_complete(uri: str, result: dict[str, Any], here: Path) -> None:
     profile, dealt = json.loads(used.dataset.profile), json.loads((here / "mine" / "partition.json").read_text())
     assert (used.dataset.name, used.tags[0].value) == ("digits", "training")
     assert profile == {"num_rows": 1442, "clients": 100, "seed": 4, "partition_sha256": dealt["sha256"]}
+    for name in ("label_entropy", "total_variation"):
+        assert float(params[f"heterogeneity.{name}.mean"]) == dealt["heterogeneity"][name]["mean"] > 0
     assert client.get_experiment(run.info.experiment_id).tags == KIND
 
 

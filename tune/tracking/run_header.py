@@ -53,11 +53,14 @@ def header_of(run_spec: RunSpec, name: str, folder: Path | None, **tags: str) ->
         **tags,
     }
     parameters = {key: value for key, value in made.plain().items() if key != "tracking"}
+    dealt = read_json(folder / "partition.json") if folder is not None else {}
+    if "heterogeneity" in dealt:
+        parameters["heterogeneity"] = dealt["heterogeneity"]
     return RunHeader(
         name,
         {key: value for key, value in found.items() if value},
         parameters,
-        data_set(run_spec, name_of(made.workload), folder),
+        data_set(run_spec, name_of(made.workload), dealt),
     )
 
 
@@ -93,15 +96,15 @@ def level_of(workload: Any) -> str:
     return ", ".join(f"{key}={value}" for key, value in spec.items() if key != "name") if isinstance(spec, dict) else ""
 
 
-def data_set(run_spec: RunSpec, name: str, folder: Path | None) -> dict[str, str]:
-    """The arguments of MLflow's Dataset, which shows how the data are divided among the clients.
+def data_set(run_spec: RunSpec, name: str, dealt: dict[str, Any]) -> dict[str, str]:
+    """The arguments of MLflow's Dataset, which shows how the data are divided among the clients. dealt: of the file
+    partition.json, {} if the run has none.
 
     The digest depends on the settings of the workload, on the number of clients, the seed, and, if the run has a
     folder, on which client has which rows. The data themselves are not read again.
     """
     made = run_spec.experiment
     settings = made.plain()["workload"]
-    dealt = read_json(folder / "partition.json") if folder is not None else {}
     identity = [settings, made.federation.clients, made.seed, dealt.get("sha256")]
     sizes = {"num_rows": dealt.get("rows"), "clients": made.federation.clients, "seed": made.seed}
     profile = {**sizes, "partition_sha256": dealt.get("sha256")}
