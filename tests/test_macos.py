@@ -1,4 +1,5 @@
-"""The code paths of macOS, as far as Linux can take them: see `tests/macos/sitecustomize.py`."""
+"""What the command says on Windows, and the code paths of macOS, as far as Linux can take them: see
+`tests/macos/sitecustomize.py`."""
 
 from __future__ import annotations
 
@@ -93,3 +94,10 @@ def test_a_run_says_why_it_has_no_compiled_kernels(tmp_path: Path):
     (line,) = [line for line in (tmp_path / "run/run.log").read_text().splitlines() if " plan: " in line]
     assert "torch kernels (measured" in line
     assert "no compiled kernels, which not every machine can have: no C++ compiler" in line
+
+
+def test_the_command_says_that_it_does_not_run_on_windows():
+    script = "import sys; sys.platform = 'win32'; from fedfleet.tune.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: FedFleet runs on Linux and macOS, got Windows; install WSL 2 and work in its Linux\n"
