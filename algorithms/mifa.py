@@ -13,8 +13,9 @@ all G_i, to which it adds |S|/N of the mean change. With all clients in every ro
 lr is that of the server's step, too.
 
 Departures:
-- All clients take part in the paper's first round; here they are drawn as in any round. over = "seen" divides by the
-  number of clients that have taken part so far, in place of N.
+- All clients take part in the paper's first round; here they do with federation.sampler = {name: uniform, first: all},
+  and are else drawn as in any round. over = "seen" divides by the number of clients that have taken part so far, in
+  place of N.
 - Who keeps the G_i is open in the paper; here it is the clients, who send changes.
 - Local optimisers other than plain descent have no step size that a displacement could be divided by.
 - Means are uniform, whatever the federation's client weights are.

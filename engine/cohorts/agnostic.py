@@ -20,6 +20,9 @@ import numpy as np
 
 from .samplers import NOBODY, Ask, Draw, Feedback, Sampler, State, capped, systematic, uniform_draw
 
+GROUPS = 20
+"""Up to so many groups have a column of the record each."""
+
 
 @dataclass(frozen=True)
 class Agnostic(Sampler):
@@ -87,7 +90,10 @@ class Agnostic(Sampler):
         part = within[probed] * ask.probe(probed, None)
         losses = np.bincount(group[probed], part, len(weight)) * (ask.clients / len(probed))
         moved = onto_simplex(weight + self.gamma * losses, self.floor)
-        return Draw(clients, NOBODY, weights, float(divisor), note={"lambda": moved})
+        columns = {"sampler/lambda_max": float(weight.max())}
+        if len(weight) <= GROUPS:
+            columns |= {f"sampler/lambda_{g}": value for g, value in enumerate(weight.tolist())}
+        return Draw(clients, NOBODY, weights, float(divisor), columns, {"lambda": moved})
 
     def _first(self, examples: np.ndarray) -> np.ndarray:
         """(G,) lambda before round 1; examples: (G,) n_g."""

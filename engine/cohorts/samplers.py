@@ -88,7 +88,7 @@ class Sampler(ABC):
 
     table: ClassVar[str] = "SAMPLERS"
     fixed: ClassVar[bool] = True
-    """Whether a draw gives as many clients as are wanted, where there are enough."""
+    """Whether a draw gives at least as many clients as are wanted, where there are enough."""
     gives_spares: ClassVar[bool] = False
     """Whether a draw can have spare clients."""
     has_probabilities: ClassVar[bool] = True
@@ -222,16 +222,31 @@ def uniform_spares(ask: Ask, clients: np.ndarray, drawn: np.ndarray) -> np.ndarr
 
 @dataclass(frozen=True)
 class UniformSampler(CountedSampler):
-    """The cohort is drawn uniformly without replacement."""
+    """The cohort is drawn uniformly without replacement.
+
+    first: in round 1 a `cohort` is drawn as in any other, or `all` clients take part that can, as MIFA has it (Gu et
+    al. 2021).
+    """
 
     gives_spares: ClassVar[bool] = True
 
+    first: Literal["cohort", "all"] = "cohort"
+
+    def _has_all(self, number: int) -> bool:
+        return self.first == "all" and number == 1
+
     def cohort(self, seed: int, number: int, clients: int, size: int) -> np.ndarray:
-        return sample(seed, number, clients, size)
+        return sample(seed, number, clients, clients if self._has_all(number) else size)
+
+    def sizes(self, seed: int, rounds: int, clients: int, cohort: int) -> frozenset[int]:
+        later = [cohort] if rounds > 1 or self.first == "cohort" else []
+        return frozenset([*later, *([clients] if self.first == "all" else [])])
 
     def draw(self, state: State, ask: Ask) -> Draw:
         if ask.eligible is None:
             clients = self.cohort(ask.seed, ask.number, ask.clients, ask.size)
+        elif self._has_all(ask.number):
+            clients = ask.eligible
         else:
             clients = uniform_draw(ask, "cohort", ask.eligible, ask.size)
         spares = uniform_spares(ask, ask.candidates, clients) if ask.spares else NOBODY

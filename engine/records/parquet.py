@@ -53,6 +53,8 @@ async/weight                        the sum of the weights with which the result
 async/flight, versions              clients in flight after the update; the versions of the model that they received
 async/discarded                     results that arrived since the update before and were too stale
 time/probe                          seconds until the losses that a sampler asked for were there
+sampler/lambda_max, lambda_0, …      with the sampler agnostic: the largest share of a group in the mean of this round,
+                                    and that of each group, if there are 20 or fewer
 comm/bytes_buffers_down, …_up       bytes of running statistics, not counted above; only if the model has any
 robust/byzantine                    with an attack: the Byzantine clients among those that were sampled
 robust/broken                       with a rule of aggregation: the messages that are not finite, which were left out

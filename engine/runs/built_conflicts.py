@@ -118,6 +118,11 @@ SAMPLING = rows(
         lambda b: not b.run_spec.kernels.single_losses and b.run_spec.sampler.needs_rms,
     ),
     (
+        *("privacy", "federation.sampler", "epsilon is for cohorts that are drawn, and first=all draws none"),
+        "leave first out",
+        lambda b: b.run_spec.privacy is not None and getattr(b.run_spec.sampler, "first", "") == "all",
+    ),
+    (
         *("federation.pace.least", "federation.cohort", "no round uses so many clients", "lower it"),
         lambda b: (
             isinstance(b.pace, Pace) and b.run_spec.sampler.fixed and b.pace.least > b.experiment.federation.cohort

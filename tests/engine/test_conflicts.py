@@ -50,6 +50,7 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("attack", "federation.mean", ["federation.mean=normalised", ATTACK]),
     ("aggregate", "federation.mean", ["federation.mean=normalised", RULE]),
     ("privacy", "federation.sampler", ["federation.sampler=weighted", PRIVATE]),
+    ("privacy", "federation.sampler", ["federation.sampler={name: uniform, first: all}", PRIVATE]),
     ("attack", "federation.sampler", ["federation.sampler=weighted", ATTACK]),
     ("aggregate", "federation.sampler", ["federation.sampler=weighted", RULE]),
     ("federation.sampler", "systems", ["federation.sampler=binomial", CLOCK]),

@@ -69,6 +69,33 @@ def test_uniform_cohorts():
     assert 0.99 * ((found - 200) ** 2 / (200 * 0.9)).sum() < 148.23
 
 
+def test_all_clients_in_the_first_round():
+    """Later cohorts are those of the plain sampler, with and without spares, and where some cannot be drawn."""
+    everyone, plain = build({"name": "uniform", "first": "all"}), build("uniform")
+    for more in ({}, {"eligible": np.arange(1, 9)}):
+        drawn, usual = (play(each, 3, spares=3, **more) for each in (everyone, plain))
+        assert np.array_equal(drawn[0].clients, more.get("eligible", np.arange(10)))
+        assert not len(drawn[0].spares)
+        for first, second in zip(drawn[1:], usual[1:], strict=True):
+            assert np.array_equal(first.clients, second.clients)
+            assert np.array_equal(first.spares, second.spares)
+    assert everyone.sizes(0, 1, 10, 2) == {10}
+    assert everyone.sizes(0, 5, 10, 2) == {10, 2}
+    asked = {
+        "workload": "digits",
+        "method": "mifa",
+        "federation": {"clients": 20, "cohort": 4, "rounds": 3, "sampler": {"name": "uniform", "first": "all"}},
+        "engine": {"backend": "local"},
+        "tracking": {"uri": "none"},
+    }
+    fleet = {"devices": {"name": "lognormal", "sigma": 1.0}}
+    for more in ({}, {"systems": fleet}, {"aggregate": {"name": "trimmed_mean", "f": 1}}):
+        assert [row["client/count"] for row in run(experiment({**asked, **more})).rows] == [20, 4, 4]
+    selected = {**asked["federation"], "pace": {"select": 1.5}}
+    rows = run(experiment({**asked, "federation": selected, "systems": fleet})).rows
+    assert [(row["client/count"], row["client/selected"]) for row in rows] == [(20, 20), (4, 6), (4, 6)]
+
+
 def test_poisson_cohorts():
     """sum of (O - R q)^2 / (R q (1 - q)) follows chi^2 with N degrees of freedom."""
     draws = play(build("poisson"), 2000, sizes=EVEN[:50], size=5)

@@ -68,6 +68,10 @@ def test_golden_values(name):
     for number, golden in enumerate(expected["lam"], 1):
         probe = lambda clients, rows, x=models[number - 1]: np.array([PROBLEM.loss(i, x) for i in clients])  # noqa: E731
         draw = sampler.draw(state, ask(number, np.array(LENGTHS), 4, probe=probe))
+        if number > 1:
+            recorded = [draw.columns[f"sampler/lambda_{group}"] for group in range(len(state["lambda"]))]
+            assert recorded == state["lambda"].tolist()
+            assert draw.columns["sampler/lambda_max"] == max(recorded)
         state = dict(draw.note)
         np.testing.assert_allclose(state["lambda"], golden, rtol=0, atol=DIGITS)
 
