@@ -59,6 +59,10 @@ METHODS = {
     **_family(
         "A model for each client",
         ("local_only", "every client trains a model of its own, nothing is sent", "Li et al. 2021", "1 | 0 | 0 | 1"),
+        ("ditto", "own models that are pulled towards the server's", "Li et al. 2021", "1 | 1 | 1 | 2"),
+        ("pfedme", "own models from inner problems, which move the server's", "Dinh et al. 2020", "1 | 1 | 1 | 5"),
+        ("per_fedavg", "a model from which one own step leads far", "Fallah et al. 2020", "0 | 1 | 1 | 1"),
+        ("apfl", "own models are mixed with the server's", "Deng et al. 2020", "1 + scalar | 1 | 1 | 2"),
     ),
     **_family(
         "Shared momentum and variance reduction",

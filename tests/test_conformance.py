@@ -49,6 +49,7 @@ SETTINGS = {
     "ef21_p": {"ratio": 0.5, "layers": "all"},
     "fedbat": {"layers": "all"},
     "sparse_loco": {"density": 0.25},
+    "per_fedavg": {"variant": "fo"},
 }
 DRAWS = {"ef21_p", "fedbat"}
 """Methods whose messages are drawn by the number of the client."""

@@ -1071,11 +1071,6 @@ class Experiment(Section):
             lambda e: e.personal is not None and counts_steps(e.personal.rule),
         ),
         Conflict(
-            *("engine.state_dtype", "personal.tensors", "bfloat16 would round clients' models between visits"),
-            "set same",
-            lambda e: e.engine.state_dtype == "bfloat16" and e.personal is not None and e.personal.tensors,
-        ),
-        Conflict(
             *("privacy", "engine.device", "norms are computed in float64, which mps lacks", "choose cpu"),
             lambda e: e.privacy and e.engine.device == "mps",
         ),

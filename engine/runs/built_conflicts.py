@@ -284,6 +284,10 @@ def has_personal(built: Built) -> bool:
 
 PERSONAL = rows(
     (
+        *("engine.state_dtype", "method", "bfloat16 would round clients' models between visits", "set same"),
+        lambda b: b.experiment.engine.state_dtype == "bfloat16" and b.method.own_models,
+    ),
+    (
         *("personal", "method", "does not go with a method that keeps a whole model of each client"),
         "choose another method, or leave personal out",
         lambda b: has_personal(b) and wrapped_method(b).own_models,

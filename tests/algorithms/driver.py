@@ -98,10 +98,13 @@ def run(method, problem, cohorts, steps):
     if method.warm_start is not None:
         whole = Round(0, len(cohorts), n, n)
         server = play(method.warm_start, server, clients, range(n), (whole, oracles(-1)))
-    result = Run(method, [], [])
+    result, away = Run(method, [], []), set() if method.warm_start is not None else set(range(n))
     for r, cohort in enumerate(cohorts):
         where = Round(r + 1, len(cohorts), len(cohort), n)
         server = play(method, server, clients, cohort, (where, oracles(r)))
+        away -= {*cohort}
+        for i in away:  # those that have never taken part begin with what they receive then
+            clients[i] = method.client_init(method.unpack(method.broadcast(server)))
         result.servers.append(server)
         result.clients.append(list(clients))
     return result

@@ -27,6 +27,8 @@ from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic
 
 ROUNDS, STEPS = 4, 3
+IN_GROUPS = {"per_fedavg": 6}
+"""The local steps of methods that take them in groups."""
 COHORTS = [[0, 1, 2], [1, 3, 4], [0, 2, 4], [0, 1, 3]]
 SHAPES = {"first": (3, 4), "kernel": (4, 3, 2, 3), "dense": (12, 10), "b": (5,), "last.weight": (2, 5)}
 
@@ -63,6 +65,8 @@ VALUES: dict[str, Any] = {
     "c": 0.4, "density": 0.5, "size": 16, "bits": 3, "decay": 0.35,
     "reset": 2, "scale": "spectral", "aux": ("dense",), "ball": "svd",
     "rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
+    "personal_rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
+    "delta": 0.01, "lam": 0.4, "inner_steps": 2, "lr_inner": 0.3, "lr_alpha": 0.05, "alpha_decay": 0.5,
     "compression": {"name": "factors", "ratio": 0.8, "nearest": True},
 }  # fmt: skip
 """A value other than the default for each argument that is not a choice. It lies in the range of every method."""
@@ -72,6 +76,7 @@ OWN: dict[tuple[str, str], Any] = {
     ("fedpara", "ratio"): 0.3,
     ("data_parallel", "compression"): {"name": "coded", "codec": "sign"},
     ("mifa", "rule"): {"name": "sgd", "lr": 0.04},
+    ("apfl", "rule"): {"name": "sgd", "lr": 0.04},
 }
 """The same for single methods."""
 
@@ -94,6 +99,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedbat", "feedback"): {"both_ways": True},
     ("fednova", "effective"): STATEFUL,
     ("fedsam", "eta"): {"kind": "asam"},
+    ("per_fedavg", "delta"): {"variant": "hf"},
 }
 """The setting in which an argument has an effect, if it is refused together with the defaults."""
 
@@ -113,6 +119,7 @@ INERT = {
     ("fedbat", "feedback"): {"both_ways": False},
     ("ef21_p", "beta"): {"memory": "error"},
     ("fedsam", "eta"): {"kind": "sam"},
+    **{("apfl", name): {"update": "never"} for name in ("lr_alpha", "alpha_decay")},
     ("fedmuon_ma", "matrix_lr"): {"parameter_free": True},
     ("fedmuon_ma", "vector_lr"): {"parameter_free": True},
     ("fedmuon_ma", "beta"): {"parameter_free": True},
@@ -154,14 +161,14 @@ def literals(hint: Any) -> tuple[Any, ...]:
 
 def outcome(method: str, **given: Any) -> torch.Tensor:
     """The models after all rounds, and those of the clients at the end; ConfigError if the arguments are refused."""
-    spec = {"name": method, **BASE.get(method, {}), **given}
+    spec, count = {"name": method, **BASE.get(method, {}), **given}, IN_GROUPS.get(method, STEPS)
     try:
         built = TABLES.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
-            built = built.build(RunContext(3, 5, ROUNDS, STEPS, 3, tree(PROBLEM.start).layout))
+            built = built.build(RunContext(3, 5, ROUNDS, count, 3, tree(PROBLEM.start).layout))
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    steps = {(r, i): STEPS for r, cohort in enumerate(COHORTS) for i in cohort}
+    steps = {(r, i): count for r, cohort in enumerate(COHORTS) for i in cohort}
     result = run(built, PROBLEM, COHORTS, steps)
     models = torch.cat([model.flat for model in [*result.models(), *result.own_models()]])
     assert models.isfinite().all(), f"{spec} diverges, and NaN equals nothing: choose other values"

@@ -4,15 +4,21 @@ import numpy as np
 import pytest
 import torch
 
+from fedfleet.algorithms.apfl import apfl
+from fedfleet.algorithms.contract import RunContext
+from fedfleet.algorithms.ditto import ditto
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.local_only import local_only
 from fedfleet.algorithms.parts.rules import Adam, Sgd
+from fedfleet.algorithms.per_fedavg import per_fedavg
+from fedfleet.algorithms.pfedme import pfedme
 from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.method_form.batch_norm import Buffered
 from fedfleet.engine.method_form.personal import Division, Personal, Turns
-from tests.algorithms.driver import run
+from tests.algorithms.driver import run, tree
 from tests.algorithms.own import CASES, PROBLEMS, Problem
+from tests.algorithms.problems import unflatten
 
 DIGITS = 1e-10
 """The values have at most 13 digits, of numbers of about 1; absolute."""
@@ -34,13 +40,18 @@ def method_of(name: str):
         more = {"rule": Sgd(settings["lr_personal"])} if "lr_personal" in settings else {}
         more |= {"turns": Turns(*settings["split"])} if "split" in settings else {}
         return with_personal(PROBLEMS[problem], settings["personal"], fedavg(rule), **more)
-    return local_only(rule)
+    if case.method == "local_only":
+        return local_only(rule)
+    more = {name: value for name, value in settings.items() if name not in ("lr", "lr_personal")}
+    own = {"ditto": ditto, "pfedme": pfedme, "apfl": apfl}[case.method]
+    return own(rule=rule, personal_rule=Sgd(settings["lr_personal"]), **more)
 
 
-PLAIN = [name for name, (_, case) in CASES.items() if "weights" not in case.settings]
+METHODS = ("partial", "local_only", "ditto", "pfedme", "apfl")
+PLAIN = [name for name, (_, case) in CASES.items() if "weights" not in case.settings and case.method in METHODS]
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if CASES[name][1].method in ("partial", "local_only")])
+@pytest.mark.parametrize("name", PLAIN)
 def test_golden_values(name):
     where, case = CASES[name]
     problem = PROBLEMS[where]
@@ -121,3 +132,81 @@ def test_a_method_with_states_sees_shared_tensors_alone():
     method = with_personal(problem, ["out.weight", "out.bias"], scaffold(Sgd(0.1)))
     result = run(method, problem, [[0, 1], [1, 2]], {(r, i): 2 for r in range(2) for i in range(3)})
     assert list(result.clients[-1][1].method.own) == ["fc1.weight", "fc1.bias"]
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+ROUNDED = 1e-12
+"""Where two ways to the same number round differently: 1e-16, grown by some hundred operations on numbers near 1."""
+
+
+def on_line(method):
+    """A run of golden cohorts on the small regression."""
+    return run(method, PROBLEMS["line"], *CASES["ditto"][1].timetable)
+
+
+def flat(trees):
+    return torch.stack([each.flat for each in trees])
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7])
+def test_the_servers_model_of_ditto_is_that_of_fedavg(lam):
+    assert torch.equal(flat(on_line(ditto(lam)).models()), flat(on_line(fedavg()).models()))
+
+
+def test_ditto_without_a_pull_is_local_training():
+    own, alone = (flat(on_line(method).own_models()) for method in (ditto(0.0, start="initial"), local_only()))
+    assert torch.equal(own, alone)
+
+
+def test_pfedme_with_one_exact_inner_step_is_fedavg():
+    """theta = w - g / lam, so that w moves by lr lam (w - theta) = lr g."""
+    exact = pfedme(lam=4.0, inner_steps=1, rule=Sgd(0.1), personal_rule=Sgd(0.25))
+    found, expected = (flat(on_line(method).models()) for method in (exact, fedavg(Sgd(0.1))))
+    torch.testing.assert_close(found, expected, rtol=ROUNDED, atol=ROUNDED)
+
+
+@pytest.mark.parametrize(("alpha", "other"), [(0.0, fedavg()), (1.0, local_only())])
+def test_apfl_with_a_share_that_stays(alpha, other):
+    found, expected = on_line(apfl(alpha, update="never", start="initial")), on_line(other)
+    assert torch.equal(flat(found.own_models()), flat(expected.own_models()))
+    assert torch.equal(flat(found.models()), flat(on_line(fedavg()).models()))
+
+
+def test_apfl_needs_a_step_size_of_its_share():
+    with pytest.raises(ValueError, match="lr_alpha must be given with a rule like adam"):
+        apfl(rule=Adam(0.1))
+    with pytest.raises(ValueError, match="0 <= alpha <= 1 must hold"):
+        apfl(alpha=1.5)
+
+
+def meta(problem, i, y, lr, variant, delta):
+    """The direction of one meta step of client i at y (P,), whose batches are all rows of the client."""
+
+    def g(at):
+        return tree(problem.gradient(i, unflatten(at, problem.shapes), 0, 0)).flat.numpy()
+
+    outer = g(y - lr * g(y))
+    if variant == "fo":
+        return outer
+    return outer - lr * (g(y + delta * outer) - g(y - delta * outer)) / (2 * delta)
+
+
+@pytest.mark.parametrize(("variant", "group"), [("fo", 2), ("hf", 3)])
+@pytest.mark.parametrize("batches", ["own", "same"])
+def test_per_fedavg_takes_groups_of_batches(variant, group, batches):
+    """Two meta steps of a slow version, whose batches are all alike; a step that is left over moves nothing."""
+    problem, lr, delta = PROBLEMS["net"], 0.2, 0.01
+    y = np.array(problem.at)
+    for _ in range(2):
+        y = y - 0.1 * meta(problem, 1, y, lr, variant, delta)
+    given = {"delta": delta} if variant == "hf" else {}
+    made = per_fedavg(lr, Sgd(0.1), variant, batches=batches, **given).build(RunContext(1, 3, 1, None))
+    steps = [2 * group, 2 * group + 1] if batches == "own" else [2]
+    for count in steps:
+        (model,) = run(made, problem, [[1]], {(0, 1): count}).models()
+        np.testing.assert_allclose(model.flat, y, rtol=0, atol=ROUNDED)
+
+
+def test_per_fedavg_needs_whole_groups():
+    with pytest.raises(ValueError, match="variant hf takes batches in groups of 3, got 10 local steps; choose 9 or 12"):
+        per_fedavg(variant="hf").build(RunContext(1, 3, 1, 10))

@@ -156,7 +156,7 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
         *("personal.rule", "run"),
         ["personal={tensors: head, rule: {name: sgd, lr: {schedule: linear, start: 0.1, over: steps}}}"],
     ),
-    ("engine.state_dtype", "personal.tensors", ["personal={tensors: head}", "engine.state_dtype=bfloat16"]),
+    ("engine.state_dtype", "method", ["method=ditto", "engine.state_dtype=bfloat16"]),
     ("personal", "method", ["personal={tensors: head}", "method=local_only"]),
     ("aggregate", "personal.tensors", ["personal={tensors: head}", "aggregate=fltrust"]),
     ("personal.tensors", "frozen", ["personal={split: together}"]),

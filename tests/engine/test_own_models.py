@@ -25,6 +25,10 @@ DIGITS = 1e-10
 """The golden values have at most 13 digits, of numbers of about 1; absolute."""
 
 
+OF_THEIR_OWN = ("ditto", "pfedme", "apfl")
+"""Methods whose clients keep whole models and have a rule for them."""
+
+
 # --- golden values ----------------------------------------------------------------------------------------------------
 def sgd(lr: float) -> dict[str, Any]:
     return {"name": "sgd", "lr": lr}
@@ -35,7 +39,10 @@ def method_of(name: str) -> dict[str, Any]:
     case = CASES[name][1]
     given = case.settings
     base = {"partial": "fedavg", "fine_tuned": "fedavg"}.get(case.method, case.method)
-    more = {"server_lr": given["server_lr"]} if "server_lr" in given else {}
+    if case.method in OF_THEIR_OWN:
+        more = {name: value for name, value in given.items() if name not in ("lr", "lr_personal")}
+        return {"name": base, "rule": sgd(given["lr"]), "personal_rule": sgd(given["lr_personal"]), **more}
+    more = {name: given[name] for name in ("server_lr", "variant", "lr_inner", "delta") if name in given}
     return {"name": base, "rule": sgd(given["lr"]), **more}
 
 
@@ -74,7 +81,8 @@ def golden(name: str) -> Experiment:
     )
 
 
-RUNS = [name for name, (_, case) in CASES.items() if case.method in ("local_only", "fine_tuned", "partial")]
+FOUND = ("local_only", "fine_tuned", "partial", "per_fedavg", *OF_THEIR_OWN)
+RUNS = [name for name, (_, case) in CASES.items() if case.method in FOUND]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -84,7 +92,7 @@ def test_golden_values(name: str, tmp_path: Path):
     found = torch.cat([result.model[tensor].flatten() for tensor in PROBLEMS[problem].shapes])
     np.testing.assert_allclose(found, case.expected["x"][-1], rtol=0, atol=DIGITS)
     table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
-    model = "adapted" if "adapt_steps" in case.settings else "own"
+    model = "adapted" if "adapted_training_loss" in table else "own"
     np.testing.assert_allclose(table[f"{model}_training_loss"], case.expected["losses"], rtol=0, atol=DIGITS)
 
 
