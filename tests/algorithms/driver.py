@@ -103,7 +103,7 @@ def run(method, problem, cohorts, steps):
         where = Round(r + 1, len(cohorts), len(cohort), n)
         server = play(method, server, clients, cohort, (where, oracles(r)))
         away -= {*cohort}
-        for i in away:  # those that have never taken part begin with what they receive then
+        for i in away if method.own_models else ():  # they begin with what they receive at their first visit
             clients[i] = method.client_init(method.unpack(method.broadcast(server)))
         result.servers.append(server)
         result.clients.append(list(clients))
