@@ -19,7 +19,8 @@ ALLOWED = {
         r"engine\b",
         r"algorithms\.(contract|local|tree|parts\.(orthogonal|own_model)|aggregation\.messages|(aggregation|attacks)\.contract)$",
         r"algorithms\.privacy\.(mechanism|clipping|noise)$",
-        r"workloads\.(workload|classification|client_index|stateless|drawing|counted|models\.derivatives|entry|processors)$",
+        r"workloads\.(workload|classification|objectives|client_index|stateless|drawing|counted|entry|processors)$",
+        r"workloads\.models\.derivatives$",
     ),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),
 }

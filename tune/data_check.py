@@ -9,6 +9,7 @@ from typing import Any
 from ..engine.errors import ConfigError, FedFleetError
 from ..engine.runs.environment import digests
 from ..workloads.data.published import Published
+from ..workloads.data.table import Table
 from ..workloads.workload import Workload
 from .listing import columns
 from .study.data import files_of, workloads
@@ -34,18 +35,19 @@ def unwrapped(settings: Any, workload: Workload) -> tuple[str, Workload]:
 
 def about(name: str, workload: Workload) -> tuple[str, bool]:
     """(what is here of the data set of a workload, whether it can be used). Its rows are counted by loading it."""
-    if not isinstance(workload, Published):
+    if not isinstance(workload, Published | Table):
         return f"{name}: needs no files of data", True
-    if workload.stand_in:
+    published = isinstance(workload, Published)
+    if published and workload.stand_in:
         return f"{name}: synthetic rows in place of the files (stand_in)", True
     try:
         files, (train, test) = files_of(workload), loaded(workload)
     except ConfigError as error:
         return f"{name}: {'; '.join([*places(workload), str(error).removeprefix('experiment.workload: ')])}", False
     rows = len(train["label"]), len(test["label"])
-    part = workload.in_part(*rows)
+    part = workload.in_part(*rows) if published else ""
     whole = f"{rows[0]:,} training and {rows[1]:,} test rows"
-    kind = "in part" if part else "complete" if workload.full_rows else "found"
+    kind = "in part" if part else "complete" if published and workload.full_rows else "found"
     head = f"{name}: {kind}: {part or whole}"
     sizes = {name: path.stat().st_size for name, path in files.items()}
     table = [("  file", "bytes", "SHA-256")]
@@ -54,7 +56,7 @@ def about(name: str, workload: Workload) -> tuple[str, bool]:
     return "\n".join([head, *(f"  in {place}" for place in where), columns(table)]), True
 
 
-def loaded(workload: Published) -> Any:
+def loaded(workload: Published | Table) -> Any:
     """The columns of (train, test). Raises ConfigError if they cannot be read."""
     try:
         return workload.load()
@@ -64,6 +66,6 @@ def loaded(workload: Published) -> Any:
         raise ConfigError(str(error)) from error
 
 
-def places(workload: Published) -> Iterator[str]:
-    root = workload.data_root or os.environ.get("FEDFLEET_DATA")
+def places(workload: Published | Table) -> Iterator[str]:
+    root = getattr(workload, "data_root", None) or os.environ.get("FEDFLEET_DATA")
     yield f"not usable, looked for in {root}" if root else "not usable"

@@ -1,4 +1,4 @@
-"""The base class of workloads that classify: inputs with labels, trained by cross-entropy."""
+"""The base class of workloads that classify: inputs with labels, trained by cross-entropy or by another objective."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
-from torch.nn import functional as F
 
 from .client_index import check_index
 from .drawing import initial
-from .files.cells import labels_of
-from .metrics import auc
 from .models.convert import Converted, convert
+from .objectives import Classes, Objective
 from .stateless import NETWORK, Stateless, buffers_of, parameters_of
 from .workload import (
     TEST_SET,
@@ -51,22 +48,6 @@ def check_logits(logits: object) -> object:
     )
 
 
-NO_LABEL = -(1 << 63)
-"""A number that is never a label. By default torch ignores rows of label -100, but only outside of vmap."""
-
-
-def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
-    """(B,) from logits (B, classes) and labels (B,) of any integer type. Logits in bfloat16 are converted to float32,
-    because a softmax needs its precision. Raises IndexError, or RuntimeError under vmap, for a label that is no class.
-    """
-    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-    label = label if label.dtype == torch.int64 or label.is_floating_point() else label.long()
-    if not is_batchedtensor(logits):
-        return F.cross_entropy(logits, label, reduction="none", ignore_index=NO_LABEL)
-    # Under vmap torch decomposes its own function in Python, which imports sympy.
-    return -F.log_softmax(logits, -1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
-
-
 def constants(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """(n,): the values. They are made on the device: a copy from the processor would make the processor wait."""
     if device.type == "cpu":
@@ -82,8 +63,8 @@ class Classification(Workload):
     number per channel; inputs are normalised by them after bytes have been scaled to [0, 1].
 
     This class splits the rows by `partition`, builds `model` with weights from the seed, and reports loss and accuracy,
-    with two classes also the AUC. A subclass with other inputs overrides `inputs`; one with another loss overrides
-    `losses`.
+    with two classes also the AUC. A subclass with other inputs overrides `inputs`; one whose rows have numbers or
+    several labels in the place of a class overrides `objective`; one with another loss overrides `losses`.
     """
 
     model: Model
@@ -93,6 +74,11 @@ class Classification(Workload):
     shape: ClassVar[tuple[int, ...]]
     mean: ClassVar[tuple[float, ...]] = (0.0,)
     std: ClassVar[tuple[float, ...]] = (1.0,)
+
+    @property
+    def objective(self) -> Objective:
+        """The loss, the metrics, and what labels are."""
+        return Classes(self.classes)
 
     def build(self) -> nn.Module:
         """A new network; see `Model.build`."""
@@ -142,7 +128,7 @@ class Classification(Workload):
 
     def split(self, seed: int, clients: int) -> Split:
         train, test = (
-            {**columns, "label": labels_of(columns["label"], self.classes, part)}
+            {**columns, "label": self.objective.checked(columns["label"], part)}
             for part, columns in zip((TRAINING_SET, TEST_SET), self.load(), strict=True)
         )
         column = self.partition.column
@@ -150,6 +136,10 @@ class Classification(Workload):
             raise ValueError(
                 f"partition: the training rows must have a column {column!r}, got the columns {', '.join(train)}; "
                 "choose another partition"
+            )
+        if column == "label" and self.partition.by_class and not isinstance(self.objective, Classes):
+            raise ValueError(
+                "partition: it deals rows by their classes, and these rows have none; choose iid, quantity or natural"
             )
         client_index = self.partition.deal(train[column], clients, seed)
         check_index(client_index, len(train["label"]))
@@ -159,7 +149,7 @@ class Classification(Workload):
     def check_split(self, split: Split, most: float) -> None:
         super().check_split(split, most)
         for part, columns in split.named:
-            labels_of(columns["label"], self.classes, part)
+            self.objective.checked(columns["label"], part)
 
     def init(self, seed: int) -> dict[str, Tensor]:
         module = initial(self.build_converted, seed)
@@ -200,7 +190,7 @@ class Classification(Workload):
         return self.network(p, self.inputs(batch, next(iter(p.values())).dtype), key, batch.get("weight"))
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
-        losses = cross_entropy(self.logits(p, batch, batch.get("key")), batch["label"])
+        losses = self.objective.losses(self.logits(p, batch, batch.get("key")), batch["label"])
         return losses + self.network.drift(p) if self.buffers and "key" in batch else losses
 
     def trial(self, p: Params, batch: Batch) -> object:
@@ -220,27 +210,24 @@ class Classification(Workload):
 
     @property
     def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return None if self.overridden else Chained(self.network.module, self.shape, self.inputs)
+        if self.overridden or not isinstance(self.objective, Classes):
+            return None
+        return Chained(self.network.module, self.shape, self.inputs)
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        logits, label = self.logits(p, batch), batch["label"]
-        loss = cross_entropy(logits, label)
-        columns = {"loss": loss, "accuracy": (logits.argmax(-1) == label).to(loss.dtype)}
         # What a subclass does not name in `whole` would be averaged, and a mean of labels or scores means nothing.
-        if "score" in self.whole:
-            # The difference orders the examples as the probability of class 1 does, and has more digits near 1.
-            columns["score"] = logits[:, 1] - logits[:, 0]
-        if "label" in self.whole:
-            columns["label"] = label
-        return columns
+        outputs, label = self.logits(p, batch), batch["label"]
+        unreduced = self.objective.unreduced(outputs, label) if self.whole else {}
+        columns = {name: column for name, column in unreduced.items() if name in self.whole}
+        return {**self.objective.report(outputs, label), **columns}
 
     @property
     def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return ("score", "label") if self.classes == 2 else ()
+        return self.objective.whole
+
+    @property
+    def lower(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.objective.lower
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """The area under the ROC curve, where `whole` names "score" and "label", as it does with two classes; empty if
-        the test rows are all of one class."""
-        if not {"score", "label"} <= columns.keys() or len(set(columns["label"].tolist())) < 2:
-            return {}
-        return {"auc": auc(columns["score"], columns["label"] == 1)}
+        return self.objective.summary(means, columns)

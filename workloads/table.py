@@ -29,7 +29,10 @@ WORKLOADS = {
     "sentiment140": Entry(_HERE + "data.sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
     "yelp": Entry(_HERE + "data.sentiment:Yelp", "Yelp reviews, by business category; from data_root"),
     "imdb": Entry(_HERE + "data.sentiment:Imdb", "IMDB film reviews; from data_root"),
-    "parquet": Entry(_HERE + "data.parquet:Parquet", "your own Parquet files: numbers or pictures, labels, clients"),
+    "table": Entry(
+        _HERE + "data.table:Table",
+        "your own table: CSV, JSON lines, Parquet, Arrow, Hugging Face, pictures in folders of classes",
+    ),
     "parquet_text": Entry(_HERE + "data.sentiment:ParquetText", "your own Parquet files: texts, labels, clients"),
     "idx": Entry(_HERE + "data.idx_files:IdxFiles", "your own idx files, the format of MNIST: images, labels"),
     "quadratic": Entry(_HERE + "problems.quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),

@@ -91,6 +91,8 @@ class Partition(ABC):
     column: ClassVar[str] = "label"
     """The training column that `deal` gets. A data set whose rows belong to natural clients (writers, users) has their
     numbers in the column "client"."""
+    by_class: ClassVar[bool] = True
+    """Whether `deal` reads the labels as classes. Rows whose labels are numbers, or several at once, have none."""
 
     @abstractmethod
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
@@ -108,8 +110,8 @@ class Model(ABC):
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A new module that maps inputs (B, *shape) to logits (B, classes). `shape` is (channels, height, width) for
-        images and (length, width of a vector) for texts.
+        """A new module that maps inputs (B, *shape) to logits (B, classes), or to as many numbers in a regression.
+        `shape` is (channels, height, width) for images and (length, width of a vector) for texts.
 
         Initial weights are drawn from torch's global generator, which the caller seeds. The caller replaces torch's
         BatchNorm, Dropout and their like (`models.convert`); otherwise the module must run under `torch.func.vmap`:

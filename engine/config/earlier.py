@@ -15,11 +15,24 @@ def today(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     found = {key: today(value) for key, value in data.items()}
+    if found.get("name") == "parquet" and not found.get("stand_in"):
+        found = table_of(found)
     if isinstance(found.get("engine"), dict):
         found["engine"].pop("port", None)  # earlier versions had connections of their own between nodes
     if isinstance(found.get("federation"), dict):
         found["federation"] = with_sampler(found["federation"], "")
     return with_sampler(found, "federation.")
+
+
+def table_of(parquet: dict[str, Any]) -> dict[str, Any]:
+    """The workload `table` that reads what the workload `parquet` of earlier versions did. parquet: its settings."""
+    root, folder = parquet.get("data_root"), parquet.get("folder", "table")
+    left_out = ("data_root", "folder", "shape", "classes", "stand_in")
+    found = {"input": "input", **{key: value for key, value in parquet.items() if key not in left_out}}
+    found |= {"name": "table", "path": f"{root}/{folder}" if root else folder}
+    if "shape" in parquet and not isinstance(found["input"], list | tuple):
+        found["reshape"] = parquet["shape"]
+    return {**found, "class_names": [str(number) for number in range(parquet.get("classes", 2))]}
 
 
 def with_sampler(keys: dict[str, Any], section: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...workloads.classification import Classification
 from ...workloads.client_index import ClientIndex
+from ...workloads.objectives import Classes
 from ...workloads.workload import Split
 from ..accelerators.settings import applied
 from ..config.schema import Experiment, Local
@@ -80,7 +81,7 @@ def is_plain_classification(experiment: Experiment) -> bool:
     """Whether the workload has the report of `Classification`. No data are loaded to find out."""
     workload = RunSpec.of("columns", experiment).workload
     own = getattr(type(workload), "report", None) is not Classification.report or "report" in vars(workload)
-    return isinstance(workload, Classification) and not own
+    return isinstance(workload, Classification) and isinstance(workload.objective, Classes) and not own
 
 
 def check_column(name: str, key: str, experiments: list[Experiment], others: Sequence[str] = ()) -> None:

@@ -24,6 +24,7 @@ from .tune.python_api import resume as resume
 from .tune.python_api import run as run
 from .tune.search.api import search as search
 from .tune.search.found import Found as Found
+from .workloads.data.given import table as table
 from .workloads.models.convert import convert as convert
 
 __version__: str

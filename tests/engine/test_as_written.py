@@ -25,10 +25,11 @@ from fedfleet.engine.planning.as_written import Forms, block_difference, may_be_
 from fedfleet.engine.planning.execution_plan import candidates, in_blocks_or_alone, measurement_key
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from fedfleet.workloads import counted
-from fedfleet.workloads.classification import Classification, cross_entropy
+from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.models.norms import BatchNorm
+from fedfleet.workloads.objectives import cross_entropy
 from fedfleet.workloads.problems.robust import Robust
 from fedfleet.workloads.stateless import Keyed
 from fedfleet.workloads.workload import Batch, Columns, Params, Partition

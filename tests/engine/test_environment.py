@@ -35,7 +35,7 @@ def two_tables(folder: Path) -> dict[str, Path]:
 @pytest.fixture
 def data(tmp_path: Path) -> tuple[dict[str, Path], dict[str, object]]:
     files = two_tables(tmp_path / "root")
-    workload = {"name": "parquet", "data_root": str(tmp_path / "root"), "input": ["x"], "model": "logistic"}
+    workload = {"name": "table", "path": str(tmp_path / "root/table"), "model": "logistic"}
     return files, {
         "workload": {"name": "noisy", "of": workload},
         "method": "fedavg",

@@ -20,8 +20,8 @@ from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.data.parquet import Parquet
 from fedfleet.workloads.data.shakespeare import Shakespeare
+from fedfleet.workloads.data.table import Table
 from fedfleet.workloads.metrics import perplexity
 from fedfleet.workloads.models.small import Mlp
 from fedfleet.workloads.partitions.standard import Dirichlet
@@ -45,7 +45,7 @@ def two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def experiment_on(root: Path, batch: int = 10, **engine: Any) -> Experiment:
-    workload = {"name": "parquet", "data_root": str(root), "shape": [3], "classes": 2, "model": "logistic"}
+    workload = {"name": "table", "path": str(root / "table"), "model": "logistic"}
     return experiment(
         {
             "workload": {**workload, "partition": {"name": "dirichlet", "beta": 0.3}},
@@ -68,7 +68,7 @@ def test_auc_and_clients_are_those_of_the_final_model(two_classes: Path):
 
     result = run(experiment_on(two_classes))
     found = measured(result.rows)[-1]
-    workload = Parquet(shape=(3,), classes=2, data_root=str(two_classes))
+    workload = Table(path=str(two_classes / "table"))
     train, test = workload.load()
     weight, bias = result.model["out.weight"].double().numpy(), result.model["out.bias"].double().numpy()
 
@@ -164,25 +164,28 @@ def test_perplexity():
     assert perplexity(1e4) == math.inf
 
 
+TWO = Table(path="", reshape=(1,), class_names=(0, 1))
+
+
 def test_one_class_has_no_auc():
-    assert Parquet().summary({}, {"score": np.zeros(3), "label": np.ones(3)}) == {}
-    assert Parquet(classes=3).whole == ()
+    assert TWO.summary({}, {"score": np.zeros(3), "label": np.ones(3)}) == {}
+    assert Table(path="", reshape=(1,), class_names=(0, 1, 2)).whole == ()
 
 
 def test_noise_hides_no_metric():
-    noisy = Noisy(Parquet(), scale=1.0)
+    noisy = Noisy(TWO, scale=1.0)
     assert noisy.whole == ("score", "label")
     assert noisy.summary({}, {"score": np.array([0.0, 1.0]), "label": np.array([0, 1])}) == {"auc": 1.0}
     assert Noisy(Quadratic()).whole == ()
-    report = Parquet(classes=2).report(
-        {name: value for name, value in Parquet(classes=2).init(0).items()},
+    report = TWO.report(
+        {name: value for name, value in TWO.init(0).items()},
         {"input": torch.ones(2, 1), "label": torch.tensor([0, 1])},
     )
     assert set(report) == {"loss", "accuracy", "score", "label"}
 
 
 @dataclass(frozen=True)
-class WorstMargin(Parquet):
+class WorstMargin(Table):
     """Two classes, with a metric of its own in the place of AUC."""
 
     whole = ("margin",)
@@ -196,7 +199,7 @@ class WorstMargin(Parquet):
 
 
 def test_the_inherited_report_adds_no_means_of_labels_or_scores(two_classes: Path):
-    workload = WorstMargin(shape=(3,), classes=2, model=Mlp((4,)), data_root=str(two_classes))
+    workload = WorstMargin(path=str(two_classes / "table"), model=Mlp((4,)))
     rows = run(experiment_on(two_classes).model_copy(update={"workload": workload})).rows
     found = {name for name in measured(rows)[-1] if "clients" not in name}
     assert found == {"eval/loss", "eval/accuracy", "eval/worst_margin"}

@@ -41,8 +41,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         }
         parquet.write_table(pa.table(columns), tmp_path / f"data/table/{part}.parquet")
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
-    data = {"name": "parquet", "data_root": str(tmp_path / "data"), "shape": [3], "client": "who", "model": "logistic"}
-    return {**data, "partition": "natural"}
+    data = {"name": "table", "path": str(tmp_path / "data/table"), "input": "input", "client": "who"}
+    return {**data, "model": "logistic", "partition": "natural"}
 
 
 def plan(workload: Any, clients: int = OWNERS, evaluate: Any = None, **engine: Any) -> Experiment:

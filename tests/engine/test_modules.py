@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from fedfleet.engine import Experiment, Result, run
 from fedfleet.engine.clients.modules import evaluating
 from fedfleet.engine.errors import ConfigError
-from fedfleet.workloads.classification import cross_entropy
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.convolutional import Dropout
+from fedfleet.workloads.objectives import cross_entropy
 from fedfleet.workloads.problems.auc import Auc
 from fedfleet.workloads.stateless import Stateless
 from fedfleet.workloads.workload import Model, Params, Workload

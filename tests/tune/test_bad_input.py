@@ -118,7 +118,7 @@ BEYOND = 2**70
     ("override", "says"),
     [
         *((f"workload={{name: parquet_text, classes: {n}}}", "classes >= 2") for n in (-1, 0, 1)),
-        *((f"workload={{name: {name}, classes: 1e18}}", "classes=1") for name in ("parquet", "parquet_text")),
+        *((f"workload={{name: {name}, classes: 1e18}}", "classes=1") for name in ("idx", "parquet_text")),
         *((f"{key}={BEYOND}", f"{key} must be less than") for key in ("seed", "engine.threads", "evaluate.every")),
         *((f"federation.local.{key}={BEYOND}", f"federation.local.{key} must be less") for key in ("steps", "batch")),
         *((f"federation.{key}={BEYOND}", f"federation.{key} must be less") for key in ("rounds", "clients")),

@@ -21,7 +21,7 @@ from fedfleet.engine.method_form.batch_norm import Buffered, join_trees, split_t
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads import counted
-from fedfleet.workloads.data.parquet import Parquet
+from fedfleet.workloads.data.table import Table
 from fedfleet.workloads.models.convolutional import Cnn4, ResNet18
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.stateless import Stateless, buffers_of
@@ -122,13 +122,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def workload(root: Path) -> Parquet:
-    return Parquet(Small(), shape=SHAPE, classes=CLASSES, data_root=str(root))
+def workload(root: Path) -> Table:
+    return Table(Small(), path=str(root / "table"), reshape=SHAPE)
 
 
 def plan(root: Path, method: str = "fedavg", **engine: Any) -> Experiment:
     rules = {"fedavg": {"rule": {"name": "sgd", "lr": LR}}, "fedmuon_bc": {"matrix_lr": 0.01, "vector_lr": 0.1}}
-    spec = {"name": "parquet", "shape": list(SHAPE), "classes": CLASSES, "data_root": str(root)}
+    spec = {"name": "table", "path": str(root / "table"), "reshape": list(SHAPE)}
     return experiment(
         {
             "workload": {**spec, "model": "cnn4", "partition": {"name": "dirichlet", "beta": 0.5}},

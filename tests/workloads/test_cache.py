@@ -150,9 +150,7 @@ def test_a_run_with_a_damaged_entry_has_the_same_model_and_says_so(cache, tmp_pa
     made = experiment(
         {
             "workload": {
-                "name": "parquet",
-                "data_root": str(tmp_path / "data"),
-                **{"folder": "x", "input": "x", "label": "y", "classes": 3, "shape": [4], "test_fraction": 0.2},
+                **{"name": "table", "path": str(folder), "input": "x", "label": "y", "test_fraction": 0.2},
                 **{"partition": "iid", "model": {"name": "mlp", "hidden": [4]}},
             },
             "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},

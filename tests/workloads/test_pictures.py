@@ -159,8 +159,8 @@ def test_two_classes_that_differ_in_brightness_are_told_apart(tmp_path, monkeypa
         encoded.append(saved(Image.fromarray(random.integers(low, high, (8, 8)).astype(np.uint16))))
     (tmp_path / "x").mkdir()
     parquet.write_table(pa.table({"image": encoded, "y": np.arange(60) % 2}), tmp_path / "x" / "train.parquet")
-    rows = {"folder": "x", "input": "image", "label": "y", "classes": 2, "shape": [1, 8, 8], "test_fraction": 0.2}
-    workload = {"name": "parquet", "data_root": str(tmp_path), **rows, "partition": "iid"}
+    rows = {"input": "image", "label": "y", "test_fraction": 0.2}
+    workload = {"name": "table", "path": str(tmp_path / "x"), **rows, "partition": "iid"}
     result = fedfleet.run(
         fedfleet.Experiment(
             workload={**workload, "model": {"name": "mlp", "hidden": [8]}},

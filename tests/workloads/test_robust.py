@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.workloads.classification import cross_entropy
+from fedfleet.workloads.objectives import cross_entropy
 from fedfleet.workloads.problems.robust import Robust
 
 TOLERANCE = 1e-10

@@ -16,12 +16,10 @@ from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.augment import crop, flip
-from fedfleet.workloads.data.parquet import Parquet
 from fedfleet.workloads.data.sentiment import Imdb, ParquetText, Sentiment140, Sst2, Yelp
 from fedfleet.workloads.data.shakespeare import CHARACTERS, Shakespeare, coded
 from fedfleet.workloads.data.text import OTHER, PAD, numbered, vocabulary_of, words
 from fedfleet.workloads.models.recurrent import Rnn
-from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.natural import Natural
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -179,7 +177,7 @@ def test_damaged_files(kind, name, content, said, tmp_path):
         kind(data_root=str(tmp_path)).load()
 
 
-@pytest.mark.parametrize("kind", [Sst2, Sentiment140, Yelp, Imdb, Shakespeare, Parquet, ParquetText])
+@pytest.mark.parametrize("kind", [Sst2, Sentiment140, Yelp, Imdb, Shakespeare, ParquetText])
 def test_missing_sets_say_what_is_wanted_where(kind, tmp_path):
     with pytest.raises(ValueError, match=rf"needs .* in {tmp_path}, got no such files; .*"):
         kind(data_root=str(tmp_path)).check()
@@ -208,25 +206,6 @@ def test_a_window_of_another_length(tmp_path):
     (tmp_path / "shakespeare/train/a.json").write_text('{"users": ["u"]')
     with pytest.raises(ValueError, match=r"a.json must be a whole file"):
         Shakespeare(data_root=str(tmp_path)).load()
-
-
-def test_parquet_of_your_own(tmp_path):
-    (tmp_path / "table").mkdir()
-    rows = pa.table({"a": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "b": [0, 1, 2], "who": ["x", "y", "x"]})
-    for part in ("train", "test"):
-        parquet.write_table(rows, tmp_path / "table" / f"{part}.parquet")
-    settings = {"data_root": str(tmp_path), "input": "a", "label": "b", "shape": (2,), "classes": 3}
-    train, _ = Parquet(Logistic(), client="who", **settings).load()
-    assert train["input"].tolist() == [[1, 2], [3, 4], [5, 6]]
-    assert train["client"].tolist() == [0, 1, 0]
-    for change, said in (
-        ({"shape": (3,)}, "must have 3 numbers in every row of column a, got 2"),
-        ({"input": "c"}, "must have the columns"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            Parquet(Logistic(), **{**settings, **change}).load()
-    with pytest.raises(ValueError, match="0 <= label < 2"):
-        Parquet(Logistic(), **{**settings, "classes": 2}).load()
 
 
 # --- crops and flips --------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from ..models.small import Mlp
 from ..partitions.standard import Iid
 from ..workload import Columns, Model, Partition
 from .images import FromFiles
+from .published import check_fraction, test_rows
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 """The third byte of a file -> the type of its numbers."""
@@ -48,13 +49,14 @@ def array_of(path: Path) -> np.ndarray:
 class IdxFiles(FromFiles):
     """Images and labels in idx files. `folder`: the folder below the data root; names of training files contain
     "train", those of test files "t10k" or "test". `shape`: shape of one input. `classes`: number of classes; labels are
-    0, 1, …"""
+    0, 1, … `test_fraction`: the fraction of the training rows that are test rows, in the place of test files."""
 
     model: Model = Mlp()
     partition: Partition = Iid()
     folder: str = "idx"  # pyright: ignore[reportIncompatibleVariableOverride]
     shape: tuple[int, ...] = (1, 28, 28)  # pyright: ignore[reportIncompatibleVariableOverride]
     classes: int = 10  # pyright: ignore[reportIncompatibleVariableOverride]
+    test_fraction: float = 0.0
 
     fetch: ClassVar[str] = "put your files there, or set workload.folder"
 
@@ -63,9 +65,10 @@ class IdxFiles(FromFiles):
             raise ValueError(
                 f"classes >= 2 and sides of 1 or more must hold, got classes={self.classes}, shape={self.shape}"
             )
+        check_fraction(self.test_fraction)
 
     def settings(self) -> str:
-        return f"idx {self.shape} {self.classes}"
+        return f"idx {self.shape} {self.classes}" + (f" {self.test_fraction}" if self.test_fraction else "")
 
     def layouts(self) -> tuple[Layout, ...]:
         return tuple(
@@ -74,11 +77,15 @@ class IdxFiles(FromFiles):
                 (f"{top}*{test}*images*idx*", f"{top}*{test}*labels*idx*"),
                 self.read,
             )
-            for test in ("t10k", "test")
+            for test in (("train",) if self.test_fraction else ("t10k", "test"))
             for top in ("", "raw/", "*/raw/")
         )
 
     def decode(self, found: Found) -> tuple[Columns, Columns]:
+        if self.test_fraction:
+            rows = self.read(found.train, True)
+            tests = test_rows(len(rows["label"]), self.test_fraction)
+            return {name: c[~tests] for name, c in rows.items()}, {name: c[tests] for name, c in rows.items()}
         train, test = found.read()
         if train["input"].dtype != test["input"].dtype:
             raise ValueError(

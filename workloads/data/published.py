@@ -22,6 +22,19 @@ EACH = 8
 """Rows of a synthetic natural client (writer, role or user)."""
 
 
+def test_rows(rows: int, fraction: float) -> np.ndarray:
+    """(rows,) bool: true in this fraction of the rows, drawn at random, the same for every seed. They are test rows."""
+    tests = np.zeros(rows, dtype=bool)
+    tests[counted.numpy_generator("parquet", "test rows").permutation(rows)[: round(fraction * rows)]] = True
+    return tests
+
+
+def check_fraction(fraction: float) -> None:
+    """Raise ValueError for a fraction that leaves no training rows."""
+    if not 0 <= fraction < 1:
+        raise ValueError(f"0 <= test_fraction < 1 must hold, got test_fraction={fraction}")
+
+
 @dataclass(frozen=True)
 class Published(Classification):
     """A data set in files. `data_root`: a folder that contains the folder of the set, or that folder itself; by default

@@ -19,11 +19,12 @@ from typing import ClassVar
 import numpy as np
 
 from ..files.cells import Clients, Labels, Texts
-from ..files.roots import Layout, damaged
+from ..files.roots import Found, Layout, damaged
 from ..models.recurrent import Rnn
 from ..partitions.standard import Iid
 from ..workload import Model, Partition
 from .images import columns_of
+from .published import check_fraction, test_rows
 from .text import Rows, Text
 
 
@@ -104,11 +105,17 @@ def read_texts(paths: list[Path], columns: tuple[str, str, str | None]) -> Rows:
     return Rows([re.sub(r"<br\s*/?>", " ", one) for one in texts], labels, *clients)
 
 
+def chosen(rows: Rows, mask: np.ndarray) -> Rows:
+    """The rows where the mask, (n,) bool, is true."""
+    clients = None if rows.clients is None else np.asarray(rows.clients)[mask]
+    return Rows([text for text, taken in zip(rows.texts, mask, strict=True) if taken], rows.labels[mask], clients)
+
+
 @dataclass(frozen=True)
 class ParquetText(Text):
     """Texts in Parquet files. `folder`: the folder below the data root, with train*.parquet and test*.parquet. `text`,
     `label`, `client`: names of the columns; without `client` there are no natural clients. `classes`: number of
-    classes."""
+    classes. `test_fraction`: the fraction of the training rows that are test rows, in the place of test files."""
 
     model: Model = Rnn(128)
     partition: Partition = Iid()
@@ -118,6 +125,7 @@ class ParquetText(Text):
     label: str = "label"
     client: str | None = None
     classes: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    test_fraction: float = 0.0
 
     fetch: ClassVar[str] = "put your files there, or set workload.folder"
 
@@ -125,13 +133,23 @@ class ParquetText(Text):
         super().__post_init__()
         if self.classes < 2:
             raise ValueError(f"classes >= 2 must hold, got classes={self.classes}")
+        check_fraction(self.test_fraction)
 
     def settings(self) -> str:
-        return f"{super().settings()} {self.text} {self.label} {self.client} checked"
+        drawn = f" {self.test_fraction}" if self.test_fraction else ""
+        return f"{super().settings()} {self.text} {self.label} {self.client} checked{drawn}"
+
+    def rows(self, found: Found) -> tuple[Rows, Rows]:
+        if not self.test_fraction:
+            return super().rows(found)
+        rows = found.layout.read(found.train, True)
+        tests = test_rows(len(rows.texts), self.test_fraction)
+        return chosen(rows, ~tests), chosen(rows, tests)
 
     def layouts(self) -> tuple[Layout, ...]:
         columns = (self.text, self.label, self.client)
-        return (Layout(("train*.parquet",), ("test*.parquet",), lambda paths, train: read_texts(paths, columns)),)
+        tests = "train*.parquet" if self.test_fraction else "test*.parquet"
+        return (Layout(("train*.parquet",), (tests,), lambda paths, train: read_texts(paths, columns)),)
 
 
 @dataclass(frozen=True)

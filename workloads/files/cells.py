@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,27 @@ class Column(ABC):
     wants: str
     """What every row must hold, for messages."""
     total = 0
-    """The number of rows of all files; set before the first call of `add`."""
+    """The number of rows of all files, or a guess; set before the first call of `add`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.faults = name, Faults()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the files that are read."""
+        return (self.name,)
+
+    def take(self, batch: Any, first: int, where: Path) -> None:
+        """Take an Arrow record batch, the rows of the file `where` from number `first` on."""
+        cells = batch[self.name]
+        missing = nulls(cells)
+        self.faults.add(NULL, missing, first)
+        for begin, end in runs(~missing):
+            self.add(cells.slice(begin, end - begin), first + begin, where)
+
+    def check(self, where: Path) -> None:
+        """Raise ValueError if rows of the file `where` cannot be used."""
+        self.faults.check(where, self.wants, self.name)
 
     @abstractmethod
     def add(self, cells: Any, first: int, where: Path) -> None:
@@ -183,20 +201,20 @@ class Clients(Column):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.names: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
         self.parts: list[np.ndarray] = []
 
     def add(self, cells: Any, first: int, where: Path) -> None:
         distinct = cells.dictionary_encode()
         if str(distinct.type.value_type) in ("halffloat", "float", "double"):
             self.faults.add(NOT_FINITE, ~np.isfinite(as_numpy(cells)), first)
-        numbers = [self.names.setdefault(str(one), len(self.names)) for one in distinct.dictionary.to_pylist()]
+        numbers = [self.numbers.setdefault(str(one), len(self.numbers)) for one in distinct.dictionary.to_pylist()]
         self.parts.append(np.array(numbers, dtype=np.int64)[as_numpy(distinct.indices)])
 
     def whole(self) -> np.ndarray:
         """(n,) int64: each row's client; clients are numbered in the alphabetical order of their names."""
-        order = np.empty(len(self.names), dtype=np.int64)
-        order[np.argsort(np.asarray(list(self.names)), kind="stable")] = np.arange(len(self.names))
+        order = np.empty(len(self.numbers), dtype=np.int64)
+        order[np.argsort(np.asarray(list(self.numbers)), kind="stable")] = np.arange(len(self.numbers))
         return order[np.concatenate(self.parts)]
 
 
@@ -228,9 +246,9 @@ class Inputs(Column):
 
     wants = "finite numbers"
 
-    def __init__(self, name: str, shape: tuple[int, ...], decode: Callable[..., np.ndarray]) -> None:
-        """decode: function (encoded pictures, shape, where, row number of the first one) -> (n, *shape), uint8,
-        or float32 in [0, 1] for pictures with 16 bits."""
+    def __init__(self, name: str, shape: tuple[int, ...] | None, decode: Callable[..., np.ndarray]) -> None:
+        """shape: of one row; None for that of the first rows. decode: function (encoded pictures, shape, where, row
+        number of the first one) -> (n, *shape), uint8, or float32 in [0, 1] for pictures with 16 bits."""
         super().__init__(name)
         self.shape, self.decode = shape, decode
         self.out: np.ndarray | None = None  # has space for all rows: two copies of a large set may not fit into memory
@@ -239,7 +257,7 @@ class Inputs(Column):
     def add(self, cells: Any, first: int, where: Path) -> None:
         encoded = pictures_in(cells)
         if encoded is not None:
-            if len(self.shape) != 3 or self.shape[0] not in (1, 3):
+            if self.shape is not None and (len(self.shape) != 3 or self.shape[0] not in (1, 3)):
                 raise ValueError(f"pictures need shape (1 or 3, height, width), got shape={self.shape}")
             missing = nulls(encoded)
             self.faults.add("whose picture has no bytes", missing, first)
@@ -247,22 +265,31 @@ class Inputs(Column):
                 self._keep(self.decode(encoded.to_pylist(), self.shape, where, first), where)
             return
         values, dims = self._numbers(cells, first, where)
-        self._keep(self._laid_out(values, dims, where), where)
+        if values is not None:
+            self._keep(self._laid_out(values, dims, where), where)
 
     def _keep(self, rows: np.ndarray, where: Path) -> None:
         if self.out is None:
-            self.out = np.empty((self.total, *self.shape), dtype=rows.dtype)
+            self.shape = rows.shape[1:]
+            self.out = np.empty((max(self.total, len(rows)), *self.shape), dtype=rows.dtype)
         if self.out.dtype != rows.dtype:
             raise ValueError(
                 f"{where} must have numbers of one type in column {self.name}, got {rows.dtype} after "
                 f"{self.out.dtype}: bytes are scaled to [0, 1], other numbers are not"
             )
+        if self.at + len(rows) > len(self.out):
+            self.out.resize((2 * len(self.out) + len(rows), *rows.shape[1:]), refcheck=False)
         self.out[self.at : self.at + len(rows)] = rows
         self.at += len(rows)
 
-    def _numbers(self, cells: Any, first: int, where: Path) -> tuple[np.ndarray, list[int]]:
-        """(the numbers of all rows in one array, the lengths of the lists at each level of nesting)."""
+    def _numbers(self, cells: Any, first: int, where: Path) -> tuple[np.ndarray | None, list[int]]:
+        """(the numbers of all rows in one array, the lengths of the lists at each level of nesting). There are no
+        numbers if one is missing, which is raised at the end of the file."""
+        import pyarrow as pa
+
         rows, dims = len(cells), []
+        if self.shape is None and isinstance(cells.type, pa.FixedShapeTensorType):
+            self.shape = tuple(cells.type.shape or ())
         while not is_number(cells.type):
             cells, lengths = self._opened(cells, where)
             if len(lengths) and (lengths != lengths[0]).any():
@@ -275,8 +302,7 @@ class Inputs(Column):
             missing = nulls(cells)
             if missing.any():
                 self.faults.add(NULL, missing.reshape(rows, -1), first)
-                # The fault is raised at the end of the file; until then zeros stand for the missing numbers.
-                return np.zeros(rows * prod(self.shape), np.float32), [prod(self.shape)]
+                return None, dims
         values = as_numpy(cells)
         if values.dtype != np.uint8:
             unusable(values.reshape(rows, -1), self.faults, first)
@@ -302,6 +328,8 @@ class Inputs(Column):
 
     def _laid_out(self, values: np.ndarray, dims: list[int], where: Path) -> np.ndarray:
         """The numbers as an array (n, *shape). dims: lengths of the lists at each level."""
+        if self.shape is None:
+            return values.reshape(-1, *(dims or [1]))
         wide, shape = [d for d in dims if d != 1], [d for d in self.shape if d != 1]
         if wide == shape or (len(wide) <= 1 and prod(dims) == prod(self.shape)):
             return values.reshape(-1, *self.shape)
@@ -310,20 +338,204 @@ class Inputs(Column):
         got = " x ".join(map(str, dims)) if dims else "1"
         raise ValueError(
             f"{where} must have {' x '.join(map(str, self.shape))} numbers in every row of column {self.name}, got "
-            f"{got}; set workload.shape"
+            f"{got}; make all rows alike, or set workload.reshape"
         )
 
     def whole(self) -> np.ndarray:
         """(n, *shape)"""
         assert self.out is not None  # `read_columns` refuses files without rows
+        assert self.shape is not None
+        if len(self.out) > self.at:
+            self.out.resize((self.at, *self.shape), refcheck=False)
         return self.out
 
 
-class Feature(Inputs):
-    """One of several columns that form an input together. Its numbers become float32; bytes are not scaled."""
+class Plain(Inputs):
+    """A column whose numbers become float32; bytes are not scaled."""
 
     def _keep(self, rows: np.ndarray, where: Path) -> None:
         super()._keep(rows.astype(np.float32), where)
+
+
+class Features(Column):
+    """Several columns of one number each, which form a row. The numbers become float32; bytes are not scaled."""
+
+    wants = "finite numbers"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names[0])
+        self.columns = {name: Faults() for name in names}
+        self.out = np.empty((0, len(names)), dtype=np.float32)
+        self.at = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    def take(self, batch: Any, first: int, where: Path) -> None:
+        rows = np.empty((len(batch), len(self.columns)), dtype=np.float64)
+        for place, (name, faults) in enumerate(self.columns.items()):
+            cells = batch[name]
+            if not is_number(cells.type):
+                raise ValueError(
+                    f"{where} must have one number in every row of column {name}, got {cells.type}; {ONE_HOT}"
+                )
+            if cells.null_count:
+                faults.add(NULL, nulls(cells), first)
+            rows[:, place] = 0 if cells.null_count else as_numpy(cells)
+        if not (np.abs(rows) <= FLOAT32).all():
+            for place, faults in enumerate(self.columns.values()):
+                unusable(rows[:, place], faults, first)
+        if self.at + len(rows) > len(self.out):
+            self.out.resize((max(self.total, 2 * len(self.out) + len(rows)), len(self.columns)), refcheck=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.out[self.at : self.at + len(rows)] = rows
+        self.at += len(rows)
+
+    def add(self, cells: Any, first: int, where: Path) -> None:
+        """Never called: `take` reads all columns at once."""
+
+    def check(self, where: Path) -> None:
+        for name, faults in self.columns.items():
+            faults.check(where, self.wants, name)
+
+    def whole(self) -> np.ndarray:
+        """(n, number of columns) float32"""
+        self.out.resize((self.at, len(self.columns)), refcheck=False)
+        return self.out
+
+
+ONE_HOT = (
+    "leave it out of workload.input, or make a column of 0 and 1 for each text: pandas.get_dummies(frame, dtype=int)"
+)
+"""The remedy for a column of texts among those of numbers."""
+
+
+class ClassNames:
+    """The names of classes, and their numbers in the order in which they were met.
+
+    order: all names in their order; () for the order of `sorted_names`. by_number: the names of whole numbers, as
+    Hugging Face's ClassLabel has them; () where a whole number is a name itself.
+    """
+
+    def __init__(self, order: Sequence[str], by_number: Sequence[str] = ()) -> None:
+        self.order, self.by_number = tuple(order) or tuple(by_number), tuple(by_number)
+        self.met: dict[str, int] = {}
+
+    def numbers_of(self, values: Sequence[Any], where: object, column: str) -> np.ndarray:
+        """(n,) int64: the number of each value, a text, a whole number or a mark. Raises ValueError for others."""
+        names = [self._name(value, where, column) for value in values]
+        return np.array([self.met.setdefault(name, len(self.met)) for name in names], dtype=np.int64)
+
+    def _name(self, value: Any, where: object, column: str) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, float | Decimal):
+            if value != value // 1:
+                raise ValueError(self._not_whole(value, where, column))
+            value = int(value)
+        if isinstance(value, int) and self.by_number:
+            if not 0 <= value < len(self.by_number):
+                raise ValueError(
+                    f"{where} must have labels 0 … {len(self.by_number) - 1} in column {column}, got {value}; {REMEDY}"
+                )
+            return self.by_number[value]
+        if not isinstance(value, str | int):
+            got = type(value).__name__
+            raise ValueError(f"{where} must have texts or whole numbers in column {column}, got {got}; {REMEDY}")
+        if self.order and str(value) not in self.order:
+            raise ValueError(
+                f"{where} must have one of workload.class_names in column {column}, {', '.join(self.order)}, got "
+                f"{str(value)[:40]!r}; add it to them"
+            )
+        return str(value)
+
+    @staticmethod
+    def _not_whole(value: Any, where: object, column: str) -> str:
+        return (
+            f"{where} must have classes in column {column}, texts or whole numbers, got {value}; set "
+            "workload.task=regression to learn numbers"
+        )
+
+    def sorted_names(self, where: object, column: str) -> tuple[str, ...]:
+        """The names in the order of the classes. Without `order`, whole numbers by size or else texts by letters."""
+        if self.order:
+            return self.order
+        if all(name.lstrip("-").isdecimal() for name in self.met):
+            return tuple(sorted(self.met, key=int))
+        if all(is_float(name) for name in self.met):
+            number = next(name for name in self.met if not name.lstrip("-").isdecimal())
+            raise ValueError(self._not_whole(number, where, column))
+        return tuple(sorted(self.met))
+
+    def places(self, names: Sequence[str]) -> np.ndarray:
+        """(number of names met,) int64: the place in `names` of each name, by its number."""
+        at = {name: place for place, name in enumerate(names)}
+        return np.array([at[name] for name in self.met], dtype=np.int64)
+
+
+def is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class Named(Column):
+    """A column of classes: texts, whole numbers or marks."""
+
+    wants = "a class"
+
+    def __init__(self, name: str, classes: ClassNames) -> None:
+        super().__init__(name)
+        self.classes = classes
+        self.parts: list[np.ndarray] = []
+
+    def add(self, cells: Any, first: int, where: Path) -> None:
+        if is_number(cells.type):
+            whole(as_numpy(cells), self.faults, first)  # counts the rows without a whole number
+            if self.faults.found:
+                return
+        distinct = cells.dictionary_encode()
+        numbers = self.classes.numbers_of(distinct.dictionary.to_pylist(), where, self.name)
+        self.parts.append(numbers[as_numpy(distinct.indices)])
+
+    def whole(self) -> np.ndarray:
+        """(n,) int64: numbers of `classes.met`"""
+        return np.concatenate(self.parts)
+
+
+class NamedSeveral(Named):
+    """A column of lists of classes, which may be empty."""
+
+    wants = "a list of classes"
+    rows = 0
+
+    def add(self, cells: Any, first: int, where: Path) -> None:
+        import pyarrow as pa
+
+        if not (pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)):
+            raise ValueError(
+                f"{where} must have a list of classes in every row of column {self.name}, got {cells.type}; or name "
+                "several columns of 0 and 1 in workload.label"
+            )
+        lengths = np.asarray(cells.value_lengths().to_numpy(zero_copy_only=False))
+        distinct = cells.flatten().dictionary_encode()
+        numbers = self.classes.numbers_of(distinct.dictionary.to_pylist(), where, self.name)
+        rows = self.rows + np.repeat(np.arange(len(cells)), lengths)
+        pairs = np.stack([rows, numbers[as_numpy(distinct.indices)]], 1)
+        if len(np.unique(pairs, axis=0)) < len(pairs):
+            raise ValueError(
+                f"{where} must have different classes in each list of column {self.name}, got one twice; for marks 0 "
+                "and 1, make lists of fixed size or name several columns in workload.label"
+            )
+        self.parts.append(pairs)
+        self.rows += len(cells)
+
+    def whole(self) -> np.ndarray:
+        """(number of classes in all lists, 2) int64: row, and number of `classes.met`"""
+        return super().whole()
 
 
 def is_number(kind: Any) -> bool:
@@ -373,23 +585,21 @@ def read_columns(
     """The results of all columns, over all rows of all files. Files are read `rows` rows at a time, so that no file is
     ever in memory as a whole.
 
-    batches: function (path, names, rows) -> iterable of Arrow record batches. sizes: the number of rows of each file.
-    Raises ValueError if cells are missing or unusable.
+    batches: function (path, names, rows) -> iterable of Arrow record batches. sizes: the number of rows of each file, 0
+    where it is not known. Raises ValueError if cells are missing or unusable.
     """
-    if not sum(sizes):
-        raise ValueError(f"{paths[0]} must have rows, got none; fetch it again")
     for column in columns:
         column.total = sum(sizes)
+    total = 0
     for path in paths:
         first = 0
-        for batch in batches(path, list(dict.fromkeys(column.name for column in columns)), rows):
+        for batch in batches(path, list(dict.fromkeys(name for column in columns for name in column.names)), rows):
             for column in columns:
-                cells = batch[column.name]
-                missing = nulls(cells)
-                column.faults.add(NULL, missing, first)
-                for begin, end in runs(~missing):
-                    column.add(cells.slice(begin, end - begin), first + begin, path)
+                column.take(batch, first, path)
             first += len(batch)
         for column in columns:
-            column.faults.check(path, column.wants, column.name)
+            column.check(path)
+        total += first
+    if not total:
+        raise ValueError(f"{paths[0]} must have rows, got none; fetch it again")
     return [column.whole() for column in columns]

@@ -69,7 +69,22 @@ def locate(data_root: str | None, folder: str, layouts: tuple[Layout, ...], fetc
             if train and test:
                 return Found(layout, train, test)
     place = root / folder if (root / folder).is_dir() else root
-    raise ValueError(f"{folder} needs {', or '.join(map(str, layouts))} in {place}, got no such files; {fetch}")
+    raise ValueError(
+        f"{folder} needs {', or '.join(map(str, layouts))} in {place}, {found_and_missing(place, layouts)}; {fetch}"
+    )
+
+
+def found_and_missing(place: Path, layouts: tuple[Layout, ...]) -> str:
+    """Which files of the layout that is nearest to what is there were found, and for which of its patterns there is
+    none."""
+    patterns = [list(dict.fromkeys((*layout.train, *layout.test))) for layout in layouts]
+    found = [[pattern for pattern in some if matches(place, (pattern,))] for some in patterns]
+    nearest = max(range(len(layouts)), key=lambda number: len(found[number]))
+    if not found[nearest]:
+        return "got no such files"
+    there = ", ".join(path.name for pattern in found[nearest] for path in matches(place, (pattern,))[:3])
+    missing = ", ".join(pattern for pattern in patterns[nearest] if pattern not in found[nearest])
+    return f"found {there}; missing {missing}"
 
 
 def matches(place: Path, patterns: tuple[str, ...]) -> list[Path]:

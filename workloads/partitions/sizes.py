@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ class BySize(Partition):
     from the largest clients, as in `Dirichlet`."""
 
     minimum: int
+
+    by_class: ClassVar[bool] = False
 
     @abstractmethod
     def shares(self, clients: int, random: np.random.Generator) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -78,6 +79,8 @@ def _from_the_largest(sizes: np.ndarray, count: int) -> tuple[np.ndarray, np.nda
 @dataclass(frozen=True)
 class Iid(Partition):
     """All rows in random order, in equal parts; sizes differ by at most one."""
+
+    by_class: ClassVar[bool] = False
 
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients)

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ..classification import Classification, check_logits
+from ..objectives import Classes
 from ..workload import Batch, Params, Split, Workload
 
 PRIMAL, DUAL, NET = "primal.", "dual.", "primal.net."
@@ -74,6 +75,8 @@ class OverClassification(MinMax):
 
     def check(self) -> None:
         self.of.check()
+        if not isinstance(self.base.objective, Classes):
+            raise ValueError("of must have a class for each row, got numbers or several; leave workload.of.task out")
 
     def data_files(self) -> Mapping[str, Path]:
         return self.of.data_files()

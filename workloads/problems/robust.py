@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..classification import cross_entropy
 from ..data.digits import Digits
 from ..models.small import Logistic
+from ..objectives import cross_entropy
 from ..workload import Batch, Columns, Params, Workload
 from .minimax import OverClassification
 

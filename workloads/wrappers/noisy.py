@@ -50,7 +50,7 @@ class Noisy(Wrapped):
         train = dict(split.train)
         if self.flips:
             classes = getattr(self.of, "classes", None)
-            if classes is None or "label" not in train:
+            if classes is None or "label" not in train or train["label"].ndim > 1:
                 raise ValueError(
                     f"flips needs a workload with labels and classes, got {type(self.of).__name__}; set flips=0"
                 )

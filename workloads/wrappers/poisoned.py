@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import counted
 from ..client_index import ClientIndex
+from ..objectives import Classes
 from ..workload import Batch, Chained, Columns, Params, Split
 from .wrapped import OtherRows, unseen
 
@@ -42,6 +43,10 @@ class Poisoned(OtherRows):
     def check(self) -> None:
         self.of.check()
         _ = self.classes
+        if not isinstance(getattr(self.of, "objective", Classes(self.classes)), Classes):
+            raise ValueError(
+                "poisoned data need a class for each row, got numbers or several; leave workload.of.task out"
+            )
 
     def rows(self, client_index: ClientIndex) -> np.ndarray:
         """The training rows of the poisoned clients."""
