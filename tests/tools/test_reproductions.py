@@ -131,6 +131,30 @@ def test_other_criteria():
     assert verdict_of(alone, points={"within": 0.5}) == NOT_REPRODUCED
 
 
+def test_a_rate_is_a_slope_over_levels():
+    """Two seeds fall as x^-1/2 and as x^-0.3, and the mean of their slopes has an interval of 12.7 x 0.1 on each side;
+    with the power 2 the slopes double."""
+    some = with_cells({"a": [0.0, 0.0]})
+    rows = some["s"].measured.rows
+    (first, second) = rows.pop(("a", "all"))
+    for x in (1.0, 4.0, 16.0):
+        fallen = (first._replace(evaluations=(x**-0.5, x**-0.5)), second._replace(evaluations=(x**-0.3,)))
+        rows["a", f"T = {x:g}"] = list(fallen)
+        rows["a", f"both = {x:g}"] = [fallen[0], second._replace(evaluations=(x**-0.5,))]
+
+    def decided(bound: float, name: str, **more: float) -> str:
+        line = {"bound": bound, "levels": {f"{name} = {x}": x for x in (1, 4, 16)}}
+        return verdict_of(some, rate={"method": "a", "within": 0.01, "lines": [line], **more})
+
+    assert decided(-0.5, "both") == REPRODUCED
+    assert decided(-0.52, "both") == NOT_REPRODUCED
+    assert decided(-1.0, "both", power=2.0) == REPRODUCED
+    assert decided(-1.02, "both", power=2.0) == NOT_REPRODUCED
+    assert decided(-0.5, "T") == TIE
+    assert decided(0.9, "T") == REPRODUCED
+    assert decided(-1.7, "T") == NOT_REPRODUCED
+
+
 def test_claims_that_cells_cannot_decide():
     claim = Claim(says="")
     assert verdict(claim, {}).verdict == NOT_TRIED

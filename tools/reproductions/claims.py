@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfleet.tune.report.statistics import paired
 
-from .inputs import Chosen, Claim, Interval, Least, Listed, Near, Order, Paper, Points
+from .inputs import Chosen, Claim, Interval, Least, Line, Listed, Near, Order, Paper, Points, Rate
 from .measured import SUMMARIES, Measured
 
 REPRODUCED, NOT_REPRODUCED, TIE = "reproduced", "not reproduced", "not reproduced (tie)"
@@ -53,6 +53,8 @@ def verdict(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
         return least(criterion, claim.level, some)
     if isinstance(criterion, Chosen):
         return chosen(criterion, some)
+    if isinstance(criterion, Rate):
+        return rate(criterion, some[0])
     assert isinstance(criterion, Points)
     return points(criterion, some)
 
@@ -134,6 +136,38 @@ def chosen(criterion: Chosen, some: list[Study]) -> Verdict:
     same = all(set(found[level]) == {settings} for level, settings in criterion.settings.items())
     told = "; ".join(f"{level}: {' and '.join(dict.fromkeys(texts))}" for level, texts in found.items())
     return Verdict(REPRODUCED if same else NOT_REPRODUCED, "the same settings for every seed", told)
+
+
+def rate(criterion: Rate, study: Study) -> Verdict:
+    """The claim holds if the 95 % interval of every slope ends at most `within` above its bound, and fails if one
+    begins above that. Otherwise it is a tie."""
+    found = [slopes(criterion, line, study) for line in criterion.lines]
+    most = [line.bound + criterion.within for line in criterion.lines]
+    holds = all(high <= limit for (_, _, high), limit in zip(found, most, strict=True))
+    fails = any(low > limit for (_, low, _), limit in zip(found, most, strict=True))
+    told = [
+        f"{signed(mean)} ({signed(low)} … {signed(high)}) at the bound {signed(line.bound)}"
+        for (mean, low, high), line in zip(found, criterion.lines, strict=True)
+    ]
+    return Verdict(
+        REPRODUCED if holds else NOT_REPRODUCED if fails else TIE,
+        f"95 % interval of the slopes (Student's t over seeds) at most {criterion.within:g} above the bound",
+        f"{criterion.method}: {'; '.join(told)}",
+    )
+
+
+def slopes(criterion: Rate, line: Line, study: Study) -> tuple[float, float, float]:
+    """The mean over seeds of the slopes of one line, and the ends of its 95 % interval, which is that of the paired
+    differences from 0."""
+    at: dict[int, dict[float, float]] = {}
+    for level, x in line.levels.items():
+        for run in study.measured.rows[criterion.method, level]:
+            if run.evaluations:
+                at.setdefault(run.seed, {})[x] = float(np.mean(np.power(run.evaluations, criterion.power)))
+    whole = {seed: values for seed, values in at.items() if len(values) == len(line.levels)}
+    fitted = {seed: np.polyfit(np.log([*v]), np.log([*v.values()]), 1)[0] for seed, v in whole.items()}
+    pair = paired(fitted, dict.fromkeys(fitted, 0.0))
+    return pair.difference, pair.low, pair.high
 
 
 def points(criterion: Points, some: list[Study]) -> Verdict:

@@ -79,6 +79,24 @@ class Points(Section):
     within: float = Field(gt=0)
 
 
+class Line(Section):
+    """A line in logarithmic scales. `bound`: the slope of a theorem; `levels`: level of the study -> x."""
+
+    bound: float
+    levels: dict[str, float] = Field(min_length=2)
+
+
+class Rate(Section):
+    """A metric falls at least as fast as theorems say: its logarithm is fitted as a line in log x for each seed. The
+    metric of a run is the mean of all its evaluations, each to the power `power`."""
+
+    method: str
+    lines: tuple[Line, ...] = Field(min_length=1)
+    power: float = 1.0
+    within: float = Field(gt=0)
+    """How far a slope may be above its bound."""
+
+
 class Claim(Section):
     """A claim of a paper, and the criterion by which it counts as reproduced."""
 
@@ -95,6 +113,7 @@ class Claim(Section):
     least: Least | None = None
     chosen: Chosen | None = None
     points: Points | None = None
+    rate: Rate | None = None
     remark: str = ""
 
     @model_validator(mode="after")
@@ -106,7 +125,7 @@ class Claim(Section):
     @property
     def criteria(self) -> list[Section]:
         """Its criterion in a list; [] for a claim that no cells can decide."""
-        found = (self.order, self.near, self.interval, self.least, self.chosen, self.points)
+        found = (self.order, self.near, self.interval, self.least, self.chosen, self.points, self.rate)
         return [criterion for criterion in found if criterion is not None]
 
 

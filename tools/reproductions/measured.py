@@ -27,7 +27,8 @@ NOT_RECORDED = "not recorded"
 
 class Run(NamedTuple):
     """One cell. values: summary -> value in the unit of the tables, {} for a run without a result; reported: the value
-    that the study's report has; best_round: the round of the best evaluation; megabytes: that all clients sent."""
+    that the study's report has; best_round: the round of the best evaluation; megabytes: that all clients sent;
+    evaluations: the metric after each of them, as it was recorded."""
 
     seed: int
     rounds: int
@@ -37,6 +38,7 @@ class Run(NamedTuple):
     best_round: int
     megabytes: float
     seconds: float
+    evaluations: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
         int(points.rounds[best]),
         result["bytes_up"] / 1e6,
         result["seconds"],
+        tuple(map(float, values)),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
+from fedfleet.tune.units import in_words, is_share
+
 from .claims import NO_RECORD, NOT_TRIED, VERDICTS, Study, compared, signed, verdict
 from .inputs import RESULTS, Listed, NotRun, Paper, Studies, papers, studies
 from .measured import NOT_RECORDED, SUMMARIES, Run, measured, provenance
@@ -16,10 +18,11 @@ MADE = "<!-- Made by `python -m tools.reproductions` from the cells of these fol
 READING = """\
 Every number below is computed from the `cells.jsonl` of a folder here, or printed in a paper, by
 `python -m tools.reproductions`; a test compares this page with what the command writes. Accuracies and AUC are in per
-cent. A run has three summaries: its last evaluation, the mean of its last five evaluations, and its best evaluation,
-which is higher the more evaluations there are. ± is the standard deviation over seeds, and the 95 % interval that of
-the mean of the last evaluations, by Student's t; one seed has neither. Settings were tuned on the test set that is
-reported, unless a study says otherwise. Seconds are those of a run's rounds on a machine that had other work."""
+cent; of other metrics lower is better. A run has three summaries: its last evaluation, the mean of its last five
+evaluations, and its best evaluation, which is better the more evaluations there are. ± is the standard deviation over
+seeds, and the 95 % interval that of the mean of the last evaluations, by Student's t; one seed has neither. Settings
+were tuned on the test set that is reported, unless a study says otherwise. Seconds are those of a run's rounds on a
+machine that had other work."""
 
 CLAIMS = """\
 A claim is reproduced if its criterion holds for the cells. An order counts if the methods are apart by the margin in
@@ -100,7 +103,7 @@ def claims(known: Mapping[str, Paper], some: Mapping[str, Study]) -> str:
 def section(study: Study) -> str:
     """A study with cells: its table and what a reader has to know of it."""
     listed, made = study.listed, study.measured
-    unit = "AUC" if made.study.report.metric.endswith("auc") else "accuracy"
+    unit = in_words(made.study.report.metric).removeprefix("test ")
     about = [f"Command: `{listed.command}`; [the report]({listed.folder}/report.md).", listed.what]
     about += [f"In part: {text}." for text in dict.fromkeys(line.get("in_part", "") for line in made.lines) if text]
     about.append(f"Settings were chosen {made.tuning}." if made.trials else "Nothing was tuned.")
@@ -121,11 +124,12 @@ def row(study: Study, method: str, level: str, published: bool) -> list[str]:
     done = [run for run in runs if run.values]
     seeds = f"{len(done)} of {len(runs)}" if len(done) < len(runs) else str(len(runs))
     last, five, best = ([run.values[name] for run in done] for name in SUMMARIES)
+    form = ".2f" if is_share(study.measured.study.report.metric) else ".3g"
     texts = [method, level if level != "all" else "", seeds]
     beside = next((one for one in compared(study) if (one.method, one.level) == (method, level)), None)
     if published:
         texts.append(f"{beside.published:.1f}" if beside else "")
-    texts += [mean_and_std(last), t_interval(last), mean_and_std(five), mean_and_std(best)]
+    texts += [mean_and_std(last, form), t_interval(last, form), mean_and_std(five, form), mean_and_std(best, form)]
     texts.append(" / ".join(str(run.best_round) for run in done))
     if published:
         texts.append(signed(beside.difference) if beside else "")
@@ -141,18 +145,18 @@ def mean_of(runs: list[Run], name: str) -> str:
     return f"{sum(getattr(run, name) for run in runs) / len(runs):,.0f}" if runs else "–"
 
 
-def mean_and_std(values: list[float]) -> str:
+def mean_and_std(values: list[float], form: str = ".2f") -> str:
     """Mean ± sample standard deviation, which one value does not have."""
     if not values:
         return "–"
     mean = sum(values) / len(values)
     if len(values) == 1:
-        return f"{mean:.2f}"
+        return f"{mean:{form}}"
     std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    return f"{mean:.2f} ± {std:.2f}"
+    return f"{mean:{form}} ± {std:{form}}"
 
 
-def t_interval(values: list[float]) -> str:
+def t_interval(values: list[float], form: str = ".2f") -> str:
     """The 95 % confidence interval of the mean, by Student's t."""
     from scipy import stats
 
@@ -161,7 +165,7 @@ def t_interval(values: list[float]) -> str:
     mean = sum(values) / len(values)
     error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
     half = float(stats.t.ppf(0.975, len(values) - 1)) * error
-    return f"{mean - half:.2f} … {mean + half:.2f}"
+    return f"{mean - half:{form}} … {mean + half:{form}}"
 
 
 def without_cells(listed: Studies, some: Mapping[str, Study]) -> str:
