@@ -117,7 +117,7 @@ def test_local_training_never_waits(method):
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", [*KERNELS, "streams"])
 def test_a_resumed_run_has_the_same_bits(kernels, tmp_path):
     settings_of = {"device": "cuda", "kernels": kernels, "checkpoint": {"every": 2}}
     expected = run(small(tmp_path / "none", **settings_of), tmp_path / "expected")
@@ -133,7 +133,9 @@ def test_memory_that_runs_out_halves_the_blocks(tmp_path):
     wide = base.model_copy(update={"workload": workload})
 
     def blocks(size: int) -> Any:
-        return wide.model_copy(update={"engine": wide.engine.model_copy(update={"device": "cuda", "block": size})})
+        return wide.model_copy(
+            update={"engine": wide.engine.model_copy(update={"device": "cuda", "kernels": "torch", "block": size})}
+        )
 
     def cleared() -> None:
         gc.collect()
