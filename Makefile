@@ -1,11 +1,12 @@
 # `make test` and `make demo` set up .venv by themselves. Another interpreter: make PYTHON=python3.12 test
+# The environment stays when PYTHON changes: give VENV another folder, or `make clean` before.
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-long test-all demo docs slow chaos gpu lint clean
+.PHONY: test test-long test-all smoke pythons demo docs slow chaos gpu lint clean
 
 # All tests of a file run in one process, so that its fixtures are made once. The files keep their order, see
 # tests/cluster/conftest.py. There is one process more than processors, because many tests wait for Ray or a command.
@@ -19,6 +20,21 @@ test-long: $(READY)
 	@$(PYTEST) -m "long and not slow and not gpu"
 
 test-all: test test-long
+
+# What shows within minutes that a Python works: the package as it is installed, its API, and the page README.md.
+smoke: $(READY)
+	@$(BIN)/python -m pytest tests/test_minimal.py tests/test_package.py tests/test_api.py tests/test_architecture.py
+	@$(BIN)/python -m pytest tests/test_docs.py -k README
+
+# The smoke tests on every Python that is supported, each with an environment of its own. They lie in build/, since
+# `make` empties .venv where an installation was interrupted. Others: make pythons PYTHONS="python3.10 python3.14"
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+
+pythons:
+	@for python in $(PYTHONS); do \
+		echo "smoke tests on $$python"; \
+		$(MAKE) --no-print-directory smoke PYTHON=$$python VENV=build/venvs/$${python##*/} || exit 1; \
+	done
 
 demo: $(READY)
 	@$(BIN)/python -m fedfleet.tune.demo
