@@ -357,7 +357,7 @@ def test_numbers_and_forms():
     assert form(first) != form(prepare(digits("local_muon", STEPS), "test").method())
 
 
-BRANCHES = {("ef21_p", "ratio"), ("fedbat", 0), ("fedbat", 1), ("sparse_loco", "density")}
+BRANCHES = {("ef21_p", "ratio"), ("fedbat", 0), ("fedbat", 1), ("local_only", "prox"), ("sparse_loco", "density")}
 """(method, number, or its position in a tuple) for each number on whose value a method branches, so that runs that
 differ in it are trained one by one."""
 
