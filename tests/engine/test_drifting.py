@@ -122,6 +122,7 @@ def test_the_file_has_all_rows(tmp_path: Path):
     ("build", "words"),
     [
         (lambda: Drifting(window=0.0), "window=0.0"),
+        (lambda: Drifting(Iid()).deal(np.zeros((9, 2)), 3, 0), "order=value needs one label a row"),
         (lambda: Drifting(move=-0.1), "move=-0.1"),
         (lambda: Drifting(order="odd"), "order='odd'"),  # pyright: ignore[reportArgumentType]
         (lambda: Drifting(start="odd"), "start='odd'"),  # pyright: ignore[reportArgumentType]

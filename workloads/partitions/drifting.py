@@ -49,6 +49,10 @@ class Drifting(Partition):
         return self.of.column
 
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
+        if self.order == "value" and labels.ndim != 1:
+            raise ValueError(
+                f"order=value needs one {self.column} a row, got the shape {labels.shape}; choose given or random"
+            )
         dealt = self.of.deal(labels, clients, seed)
         owner, rows = np.repeat(np.arange(clients), dealt.sizes), dealt.rows
         if self.order != "random":
