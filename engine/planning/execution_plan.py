@@ -49,6 +49,9 @@ GPU_BLOCKS, GPU_CLIENTS = (1, 2, 4), (4, 2, 1)
 clients in small blocks, each of which may have a stream of its own."""
 BUSY = 4e9
 """The multiplications of a forward pass for one batch from which on a client alone keeps a GPU busy."""
+PROVEN = 4_000_000
+"""The most parameters of a model for which kernels of a GPU are proven unasked: a proof computes in float64 on the
+processor, which takes longer for larger ones than a short run."""
 _ENGINE = Path(__file__).parents[1]
 MEASURED_SOURCES = (
     *source_files(),
@@ -315,16 +318,25 @@ def plans_of_a_gpu(run_spec: RunSpec, kinds: list[Kernels], split: Split | None 
         return [ExecutionPlan(1, "torch" if engine.kernels == "auto" else engine.kernels)]
     small = sorted({min(count, federation.cohort) for count in GPU_CLIENTS}, reverse=True)
     large = sorted({-(-federation.cohort // number) for number in GPU_BLOCKS} - {*small}, reverse=True)
-    if not large or BUSY <= run_spec.multiplications_of_batch() < math.inf:
-        blocks = [*small, *reversed(large)]
-    else:  # the small blocks take little time to measure
-        blocks = [large[0], *small, *large[1:]]
+    few = not large or keeps_a_gpu_busy(run_spec)
+    blocks = [*small, *reversed(large)] if few else [large[0], *small, *large[1:]]  # small ones take little time
     blocks = blocks if engine.block == "auto" else [min(engine.block, federation.cohort)]
     if engine.kernels == "auto" and not can_measure(run_spec.device):  # nothing can be proven here either
         kinds = [kernels for kernels in kinds if not kernels.needs_proof]
     plans = [ExecutionPlan(block, str(kernels)) for block in blocks for kernels in reversed(kinds)]
     suited = [plan for plan in plans if run_spec.kernels_named(plan.kernels).suits(plan.block)]
     return suited or plans
+
+
+def keeps_a_gpu_busy(run_spec: RunSpec) -> bool:
+    """Whether a client alone does, as far as its multiplications can be counted."""
+    return BUSY <= run_spec.multiplications_of_batch() < math.inf
+
+
+def may_prove(run_spec: RunSpec) -> bool:
+    """Whether kernels that nobody asked for are proven. On a GPU only those of small models are."""
+    on_gpu = run_spec.device.type == "cuda"
+    return not on_gpu or (sum(run_spec.layout.sizes) <= PROVEN and not keeps_a_gpu_busy(run_spec))
 
 
 def kernels_asked_for(run_spec: RunSpec, split: Split | None = None) -> list[Kernels]:
@@ -343,6 +355,8 @@ def kernels_to_try(run_spec: RunSpec, split: Split | None = None) -> list[Kernel
     found: list[Kernels] = []
     for kernels in all_kernels(run_spec):
         if not kernels.is_promising(run_spec) or (kernels.compiled and run_spec.missing_kernels):
+            continue
+        if kernels.needs_proof and not may_prove(run_spec):
             continue
         if not (why := why_not(run_spec, kernels)):
             found.append(kernels)
