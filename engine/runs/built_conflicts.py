@@ -292,6 +292,14 @@ PERSONAL = rows(
         "choose another method, or leave personal out",
         lambda b: has_personal(b) and wrapped_method(b).own_models,
     ),
+    *(
+        (
+            *(key, "method", "needs messages, and the clients of the method send none"),
+            "leave it out",
+            lambda b, key=key: is_set(b.experiment, key) and not b.method.shares_model,
+        )
+        for key in ("aggregate", "attack")
+    ),
     (
         *("aggregate", "personal.tensors", "the rule trains a model at the server, which has no personal tensors"),
         "choose another rule",

@@ -158,6 +158,8 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ),
     ("engine.state_dtype", "method", ["method=ditto", "engine.state_dtype=bfloat16"]),
     ("personal", "method", ["personal={tensors: head}", "method=local_only"]),
+    ("aggregate", "method", ["method=local_only", RULE]),
+    ("attack", "method", ["method=local_only", ATTACK]),
     ("aggregate", "personal.tensors", ["personal={tensors: head}", "aggregate=fltrust"]),
     ("personal.tensors", "frozen", ["personal={split: together}"]),
     ("personal.split", "tensors", ["personal={frozen: head, split: [1, 1]}"]),

@@ -11,13 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import fedfleet
 from fedfleet.engine import Result, resume, run
 from fedfleet.engine.clients.own_models import distribution, evaluated_clients
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.records.metrics import better
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.validation import on_validation
 from tests.algorithms.own import CASES, PROBLEMS
+from tests.engine.setups import execute_together
 from tests.engine.test_personal import HEAD, small
 from tests.faults.runs import Watch, interrupt
 
@@ -196,3 +199,28 @@ def test_an_asynchronous_run_evaluates_rows_that_are_committed_with_the_update(t
     table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
     assert sum(table["visits"]) == 20
     assert len(set(table["own_test_loss"])) > 8
+
+
+def test_runs_of_one_process_evaluate_their_own_clients():
+    made = [small(HEAD, **OWN, seed=seed) for seed in (0, 1)]
+    together = execute_together([(RunSpec.of(f"run-{i}", one), None) for i, one in enumerate(made)])
+    for one, found in zip(made, together, strict=True):
+        assert isinstance(found, Result), found
+        assert evaluated(found) == pytest.approx(evaluated(run(one)), rel=1e-9)
+
+
+KEPT = {"backend": "local", "dtype": "float64", "block": 2, "keep_state": True}
+
+
+@pytest.mark.long
+def test_a_fork_keeps_what_is_personal(tmp_path: Path):
+    """It has the parent's bits and table without a change, and cannot change which tensors are personal."""
+    parent = run(small(HEAD, **OWN, checkpoint={"every": 2}, engine=KEPT), tmp_path / "parent")
+    same = fedfleet.fork(tmp_path / "parent", 2, out=tmp_path / "same", progress=False)
+    assert same.model_sha256 == parent.model_sha256
+    assert evaluated(same) == evaluated(parent)
+    first, second = (tmp_path / name / "clients.parquet" for name in ("parent", "same"))
+    assert first.read_bytes() == second.read_bytes()
+    sentence = "personal.tensors must stay as it is in a fork: clients keep rows of another form"
+    with pytest.raises(ConfigError, match=sentence.replace(".", r"\.")):
+        fedfleet.fork(tmp_path / "parent", 2, "personal.tensors=body", tmp_path / "other", progress=False)
