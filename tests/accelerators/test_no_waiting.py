@@ -17,6 +17,8 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.accelerators.transfer import to_device
 from fedfleet.engine.clients import local_training
 from fedfleet.engine.clients.local_training import LocalTrainer
+from fedfleet.engine.kernels.block_convolutions import Products
+from fedfleet.engine.kernels.streams import Streams
 from fedfleet.engine.reduction.accumulator import Accumulator
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.models.convolutional import Dropout
@@ -105,6 +107,17 @@ def test_no_method_waits(method, trainers):
             assert result.loss.shape == (CLIENTS,)
             leaves = [leaf for leaf in pytree.tree_leaves((result, alone)) if isinstance(leaf, torch.Tensor)]
             assert {leaf.device for leaf in leaves} == {META}
+
+
+@pytest.mark.parametrize("kernels", [Products(), Streams()], ids=str)
+def test_no_kernels_for_gpus_wait(kernels, trainers):
+    ((trainer, public, client),) = trainers("scaffold", Normalised())
+    own = LocalTrainer(trainer.algorithm, trainer.workload, trainer.x, kernels)
+    block = pytree.tree_map(lambda leaf: leaf.expand(CLIENTS, *leaf.shape), client)
+    with torch.no_grad(), NoCopies() as watched:
+        result = own.train_block(public, block, STEPS, lambda k: columns(CLIENTS, True))
+    assert watched.calls > 50
+    assert {leaf.device for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} == {META}
 
 
 def test_no_layer_waits(trainers):
