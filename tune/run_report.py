@@ -24,7 +24,7 @@ from .run_files import (
     versions_of,
     why_unfinished,
 )
-from .units import duration, factor, is_share, shown, with_unit
+from .units import duration, factor, is_share, shown, with_unit, written
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
@@ -121,7 +121,7 @@ def costs(columns: Columns) -> PageSection:
 
 
 def settings(config: dict[str, Any]) -> PageSection:
-    rows = [row_of(key, str(value)) for key, value in flatten(config).items()]
+    rows = [row_of(key, written(value)) for key, value in flatten(config).items()]
     return PageSection("Settings", "As in config.yaml, from which the run can be repeated.", ["key", "value"], rows)
 
 

@@ -53,6 +53,11 @@ def setting(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def written(value: Any) -> str:
+    """The value of a setting as a configuration file has it, in full."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def duration(seconds: float) -> str:
     """A duration as text, such as "42 s", "7 min" or "2.5 h"."""
     if seconds < 90:

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError
 from ...engine.runs.prepare import new_run_id
 from ...engine.storage.expanded import expanded
 from ..files import listed, load_data, override
 from ..output_paths import check_out
+from ..units import setting, shown
 from .folder import load
 from .found import Found
 from .paper_grids import with_grid
@@ -96,7 +95,7 @@ def text_of(found: Found) -> str:
 
 
 def row(trial: Trial, objectives: list[str]) -> str:
-    """A trial's values and parameters in one line."""
-    values = ", ".join(f"{name} {value:.6g}" for name, value in zip(objectives, trial.values, strict=True))
-    params = yaml.safe_dump(trial.params, default_flow_style=True, sort_keys=False, width=1000).strip()
-    return f"trial {trial.number}: {values}, {params}"
+    """A trial's values and parameters in one line, as the lines of progress have them."""
+    values = [f"{name} {shown(name, value)}" for name, value in zip(objectives, trial.values, strict=True)]
+    params = [f"{key} {setting(value)}" for key, value in trial.params.items()]
+    return f"trial {trial.number}: {', '.join([*values, *params])}"

@@ -13,7 +13,7 @@ from ...engine.storage.secrets import redacted
 from ..page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, TableCell, numbers, row_of, thinned
 from ..page.html import render
 from ..ranges import Range, number
-from ..units import factor, setting, shown, with_unit
+from ..units import factor, setting, shown, with_unit, written
 from .importance import importances, may_have_importances
 from .plan import CHOSE_A_SEED, SearchPlan
 from .trial_store import Trial, TrialStore
@@ -117,7 +117,7 @@ def settings(plan: SearchPlan) -> PageSection:
     """Everything that is no range, without the settings that a search does not use."""
     keys = (*(f"{r.key}." for r in plan.ranges), "engine.backend", "engine.workers")
     fixed = {key: value for key, value in flatten(plan.data).items() if not key.startswith(keys)}
-    rows = [row_of(key, redacted(str(value))) for key, value in fixed.items()]
+    rows = [row_of(key, redacted(written(value))) for key, value in fixed.items()]
     return PageSection("Settings", "Of every trial.", ["key", "value"], rows)
 
 
