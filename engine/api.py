@@ -8,9 +8,11 @@ from typing import Any
 
 from .accelerators.choice import on_this_machine
 from .config.differences import differences
-from .config.schema import PARTS, Experiment
+from .config.schema import PARTS, Experiment, Federation
 from .config.schema import experiment as validated
+from .config.schema import validated as section
 from .errors import ConfigError
+from .rounds.resuming import check_longer, check_rounds
 from .run_spec import RunSpec
 from .runs.launch import execute
 from .runs.observer import Watching, observers_of
@@ -19,6 +21,7 @@ from .runs.result import Result
 from .runs.rounds import Rounds
 from .runs.run_directory import RunDirectory
 from .runs.saved_files import saved_config
+from .state.checkpoint import checkpointed_rounds
 from .storage.expanded import expanded
 
 
@@ -41,16 +44,18 @@ def resume(
     directory: str | Path | None = None,
     observers: Iterable[Watching] = (),
     stop: Callable[[], int] | None = None,
+    *,
+    rounds: int | None = None,
 ) -> Result:
     """Continue the run in a folder, as `fedfleet.resume` does, which has these arguments, but without progress."""
     if not isinstance(experiment, Experiment):
         if directory is not None:
             raise ConfigError(f"experiment must be an Experiment, got {experiment!r}; or give the run's folder alone")
-        run_spec, run_directory = old_run(None, experiment)
+        run_spec, run_directory = old_run(None, experiment, rounds)
     elif directory is None:
         raise ConfigError("directory is missing; give the run's folder")
     else:
-        run_spec, run_directory = old_run(experiment, directory)
+        run_spec, run_directory = old_run(experiment, directory, rounds)
     return execute(run_spec, run_directory, observers_of(observers), stop)
 
 
@@ -133,8 +138,11 @@ def refuse_representations(config: Mapping[str, Any], directory: str | Path) -> 
             )
 
 
-def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSpec, RunDirectory]:
-    """The specification that continues the run in a folder, and this folder. experiment: None for the folder's."""
+def old_run(
+    experiment: Experiment | None, directory: str | Path, rounds: int | None = None
+) -> tuple[RunSpec, RunDirectory]:
+    """The specification that continues the run in a folder, and this folder. experiment: None for the folder's. rounds:
+    the number of rounds that the run is to have, None for that of the experiment."""
     if experiment is not None:
         check_experiment(experiment)
     run_directory = RunDirectory.old(expanded(directory))
@@ -144,10 +152,19 @@ def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSp
         experiment = validated(config)
     else:
         experiment = as_it_began(experiment, config.get("engine", {}).get("device", "auto"))
-        if keys := differences(config, experiment.plain()):
-            raise ConfigError(
-                f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes, or give "
-                "them to `fedfleet fork`"
-            )
+    if rounds is not None:
+        federation = section(Federation, {**experiment.federation.model_dump(), "rounds": rounds}, "federation.")
+        experiment = experiment.model_copy(update={"federation": federation})
+    made, wanted = checkpointed_rounds(run_directory.path), experiment.plain()
+    if keys := differences(config, wanted, made[-1] if made else 0):
+        raise ConfigError(
+            f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes, or give them "
+            "to `fedfleet fork`"
+        )
     run_id, path, initial_model = run_directory.run_id, run_directory.path, run_directory.initial_model()
-    return prepare(experiment, run_id, path, resume=True, initial_model=initial_model), run_directory
+    run_spec = prepare(experiment, run_id, path, resume=True, initial_model=initial_model)
+    check_rounds(run_spec, config["federation"]["rounds"])
+    if run_directory.complete:
+        before, now = ((d["federation"]["rounds"], d.get("evaluate", {}).get("stop")) for d in (config, wanted))
+        check_longer(run_spec, asked=rounds is not None or before != now)
+    return run_spec, run_directory

@@ -41,10 +41,10 @@ def begin_run(experiment: Experiment, folder: Path, run_id: str, quiet: bool) ->
         return run(experiment, folder, observers(quiet), run_id)
 
 
-def resume_run(experiment: Experiment, folder: Path, quiet: bool) -> Result:
-    """Continue the run in a folder."""
+def resume_run(experiment: Experiment, folder: Path, quiet: bool, rounds: int | None = None) -> Result:
+    """Continue the run in a folder. rounds: that it is to have, also if it is complete; None if nobody said so."""
     with resumable(folder):
-        return resume(experiment, folder, observers(quiet))
+        return resume(experiment, folder, observers(quiet), rounds=rounds)
 
 
 def fork_run(

@@ -49,6 +49,7 @@ def resume(
     *,
     observers: Iterable[Watching] = (),
     stop: Callable[[], int] | None = None,
+    rounds: int | None = None,
     progress: bool = True,
 ) -> Result: ...
 
@@ -60,6 +61,7 @@ def resume(
     observers: Iterable[Watching] = (),
     stop: Callable[[], int] | None = None,
     *,
+    rounds: int | None = None,
     progress: bool = True,
 ) -> Result: ...
 
@@ -70,17 +72,20 @@ def resume(
     observers: Iterable[Watching] = (),
     stop: Callable[[], int] | None = None,
     *,
+    rounds: int | None = None,
     progress: bool = True,
 ) -> Result:
     """Continue the run in a folder from its last sound checkpoint, to the same bits as a run without interruption.
 
         fedfleet.resume("runs/mine")
         fedfleet.resume(experiment, "runs/mine")
+        fedfleet.resume("runs/mine", rounds=500)
 
     experiment: the configuration of the run. It may differ in settings that do not change the result (workers, backend,
-    tracking), and it may have more rounds. Without it, the run continues with the configuration in its folder; this is
+    tracking), and it may have more rounds, also if the run is complete. rounds: the same, in place of those of the
+    configuration. Without it, the run continues with the configuration in its folder; this is
     impossible if the workload or the method was an object and not a name. directory: the run's folder. observers, stop,
     progress: as in `run`. Raises ConfigError if there is nothing to resume from, or if other settings differ, which it
     names.
     """
-    return api.resume(experiment, directory, with_progress(observers, progress), stop)
+    return api.resume(experiment, directory, with_progress(observers, progress), stop, rounds=rounds)

@@ -3,10 +3,11 @@ not change."""
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from ..errors import ConfigError
-from .schedules import has_schedule
+from .schedules import has_schedule, is_over_steps, is_schedule, numbers_in_round, schedules_of
 
 FREE_KEYS = (
     "engine.backend",
@@ -40,21 +41,58 @@ DEFAULTS = {
 """Settings that a configuration may lack, and the values that they then have."""
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def differences(old: dict[str, Any], new: dict[str, Any], made: int | None = None) -> list[str]:
     """The differences as ["method.rule.lr was 0.1, is 0.2", …].
 
-    A different number of rounds counts only if a schedule depends on it.
+    made: the number of rounds that a run which is resumed has made. Another number of rounds, and another schedule, do
+    not count then if these rounds would have been the same. Without it they count if there is a schedule.
     """
     a, b = {**DEFAULTS, **flatten(old)}, {**DEFAULTS, **flatten(new)}
-    found = []
+    both = () if made is None else (old, new)
+    scheduled = list(dict.fromkeys(path for data in both for path, _ in schedules_of(data)))
+    below, found = tuple(f"{'.'.join(path)}." for path in scheduled), []
     for key in sorted(a.keys() | b.keys()):
         free = key in FREE_KEYS or (key.startswith(FREE_SECTIONS) and key not in NOT_FREE)
-        if free or a.get(key) == b.get(key):
+        if free or a.get(key) == b.get(key) or f"{key}.".startswith(below):
             continue
-        if key == "federation.rounds" and not has_schedule(old) and not has_schedule(new):
+        if key == "federation.rounds" and (made is not None or not (has_schedule(old) or has_schedule(new))):
             continue
         found.append(f"{key} was {a.get(key, 'not set')}, is {b.get(key, 'not set')}")
-    return found
+    return found + [line for path in scheduled if (line := scheduled_otherwise(path, old, new, made or 0))]
+
+
+def scheduled_otherwise(path: tuple[str, ...], old: dict[str, Any], new: dict[str, Any], made: int) -> str:
+    """The difference of two configurations where one of them has a schedule, "" if the first `made` rounds have the
+    same numbers."""
+    was, now = reduce(value_of, path, old), reduce(value_of, path, new)
+    before, rounds = old["federation"]["rounds"], new["federation"]["rounds"]
+    if was == now and (before == rounds or "length" in was):
+        return ""
+    key, steps = ".".join(path), new["federation"]["local"].get("steps") or 1
+    if is_number(was) and is_number(now):
+        same = all(
+            numbers_in_round(was, number, before, steps, key) == numbers_in_round(now, number, rounds, steps, key)
+            for number in range(1, made + 1)
+        )
+        if same:
+            return ""
+    if was != now:
+        return f"{key} was {'not set' if was is None else was}, is {'not set' if now is None else now}"
+    length = before * steps if is_over_steps(was) else before
+    return (
+        f"{key} goes over all rounds, and would have had other numbers in the {made} rounds that were made if "
+        f"federation.rounds had been {rounds} instead of {before} (with {key}.length={length} they stay, and the last "
+        "one goes on)"
+    )
+
+
+def value_of(data: Any, key: str) -> Any:
+    return data.get(key) if isinstance(data, dict) else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or a schedule of one."""
+    return is_schedule(value) or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:

@@ -188,6 +188,15 @@ def numbers_over_steps(spec: Mapping[str, Any], round: int, rounds: int, steps: 
     return [number(spec, Moment(t, t, length), path) for t in range(first + 1, first + steps + 1)]
 
 
+def numbers_in_round(value: Any, round: int, rounds: int, steps: int, path: str) -> list[float]:
+    """The numbers of a schedule, or of a number, in the `steps` local steps of a round; path: its key."""
+    if not is_schedule(value):
+        return [float(value)] * steps
+    if is_over_steps(value):
+        return numbers_over_steps(value, round, rounds, steps, path)
+    return [number(value, Moment(round, round - 1, rounds), path)] * steps
+
+
 def number(spec: Mapping[str, Any], now: Moment, path: str) -> float:
     """The number of a schedule at this moment. path: the schedule's key, which messages name."""
     name = spec["schedule"]

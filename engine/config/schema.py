@@ -686,6 +686,10 @@ class Checkpoint(Section):
     the client states that they keep."""
     keep: int = Field(default=2, ge=1, le=LARGEST_COUNT)
     """The number of checkpoints that are kept, at least 1."""
+    last: bool | Literal["auto"] = "auto"
+    """Whether a run that is complete keeps the state after its last round in its folder, so that it can be made longer
+    (`fedfleet resume RUN federation.rounds=500`) or forked there: true, false, or `auto` (default), which is true where
+    this takes at most 64 MiB and `engine.store` is not set. Studies and searches take `auto` for false."""
     folder: str | None = Field(default=None, min_length=1)
     """Where complete copies of the checkpoints are stored, in a folder named after the id of the run, so that other
     machines can resume the run: a path or a URL such as file:///… or s3://bucket/… (default: no copies)."""

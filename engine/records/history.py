@@ -54,6 +54,15 @@ class History(Sequence[Record]):
         other.columns, other.length = dict(self.columns), self.length
         return other
 
+    def without_at_end(self, beginnings: tuple[str, ...]) -> History:
+        """The same as `frozen`, without the columns of the last round whose names begin so."""
+        other = self.frozen()
+        for name, (values, there) in self.columns.items():
+            if name.startswith(beginnings) and there[self.length - 1]:
+                other.columns[name] = Column(values, there.copy())
+                other.columns[name].there[self.length - 1] = False
+        return other
+
     def append(self, row: dict[str, float]) -> None:
         if self.length >= self.capacity:
             self._grow(max(2 * self.capacity, 64))

@@ -47,6 +47,7 @@ from ..state.checkpoint_store import Snapshot
 from ..state.folders import (
     checkpoint_seconds,
     forget_copies,
+    keeps_last,
     make_checkpoints,
     make_table,
     message_folder,
@@ -142,6 +143,7 @@ class Driver:
         self.round = 0
         self.records = History(capacity=self.federation.rounds)
         self.evaluated = True  # whether the last round has an evaluation
+        self.counted = True  # whether it would have one if the run were longer
         self.best: Best | None = None  # of the rounds that a longer run would have evaluated too
 
     def start(self, make_pool: Callable[[RowTable], Pool]) -> None:
@@ -199,6 +201,7 @@ class Driver:
                 yield record
             if self.stopped:
                 self.log(f"stopped after round {self.round} of {self.last_round}: {self.stopped}")
+            self._save_last()
             self._tell_privacy(self.round, "spent")
             if self.records.untrained:
                 self.log(UNTRAINED)
@@ -316,7 +319,7 @@ class Driver:
         for column, value in warm_start.items():
             record[column] += value
         self._commit(server, aggregated.state, plan_state, update, totals, record)
-        self.evaluated = counted or number == self.last_round
+        self.evaluated, self.counted = counted or number == self.last_round, counted
         self._keep_best(counted)
         self._write_client_models()
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
@@ -417,7 +420,8 @@ class Driver:
         record["time/evaluate"] = self.clock() - began
         record["time/seconds"] += record["time/evaluate"]
         self.records.replace(record)
-        self.evaluated = True
+        self.evaluated, self.counted = True, False
+        self._write_client_models()
         return record
 
     def _goes_on(self) -> bool:
@@ -550,8 +554,19 @@ class Driver:
             self.log_lines += self.checkpoints.drop(self.by_time)
             self.checkpoint_seconds, self.by_time = None, set()
 
-    def _save(self) -> None:
-        """Begin to write a checkpoint of the last committed round, unless it has one."""
+    def _save_last(self) -> None:
+        """Begin to write the checkpoint from which the run can be made longer, if it is to be kept. Its copies are
+        removed when the run is complete, so that it gets none."""
+        experiment, server = self.run_spec.experiment, pytree.tree_leaves((self.server, self.stage_state))
+        count = self.table.used * self.table.width + sum(leaf.numel() * leaf.element_size() for leaf in server)
+        if keeps_last(experiment.checkpoint, experiment.engine, self.run_spec.directory, count):
+            self._save(copied=False)
+
+    def _save(self, copied: bool = True) -> None:
+        """Begin to write a checkpoint of the last committed round, unless it has one. copied: see `Checkpoints.save`.
+
+        An evaluation that was made only because the run ends is not in it: in a longer run there is none.
+        """
         if self.checkpoints is None or self.round == 0:
             return
         self.log_lines += self.checkpoints.finish()
@@ -563,8 +578,10 @@ class Driver:
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         frozen = self.run_spec.frozen_facts
-        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan, frozen, self.best)
-        self.checkpoints.save(snapshot)
+        ends = () if self.counted else (EVALUATION, "time/evaluate")
+        records = self.records.without_at_end(ends) if ends else self.records.frozen()
+        snapshot = Snapshot(self.round, leaves, *table, records, config, plan, frozen, self.best)
+        self.checkpoints.save(snapshot, copied)
         self.last_checkpoint = time.monotonic()
 
     def _rewind(self, why: RowsLost) -> None:
@@ -635,6 +652,8 @@ class Driver:
         stage_state, rest = rest[: stage_spec.num_leaves], rest[stage_spec.num_leaves :]
         plan_state, in_flight = rest[: plan_spec.num_leaves], rest[plan_spec.num_leaves :]
         self.server = pytree.tree_unflatten(server, spec)
+        before = pytree.tree_leaves(self.stage_state)  # a longer run may have states that the shorter one did not need
+        stage_state = [fresh if not leaf.numel() else leaf for leaf, fresh in zip(stage_state, before, strict=True)]
         self.stage_state = pytree.tree_unflatten(stage_state, stage_spec)
         self.plan_state = pytree.tree_unflatten([leaf.numpy() for leaf in plan_state], plan_spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))

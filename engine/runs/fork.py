@@ -22,7 +22,7 @@ from ..config.schema import Experiment
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..records.lineage import Lineage, lineage_of, write_lineage
-from ..rounds.resuming import check_frozen
+from ..rounds.resuming import check_frozen, check_stop
 from ..run_spec import RunSpec
 from ..state.checkpoint import checkpointed_rounds, checkpoints_in, fork_mark
 from ..state.checkpoint_store import Damaged, Snapshot, name_of
@@ -65,6 +65,7 @@ def fork_of(
     run_spec = prepare(experiment, run_id, out.resolve(), resume=True, initial_model=origin.initial_model())
     check_rounds(snapshot, run_spec)
     check_frozen(snapshot, run_spec)
+    check_stop(run_spec, snapshot)
     fork, fresh = states_of_fork(snapshot, run_spec) if changes else (snapshot.server, [])
     snapshot = snapshot._replace(server=fork, config=experiment.plain())
     write_folder(origin, snapshot, run_spec, lineage, fresh, unsafe)

@@ -71,7 +71,7 @@ def play(
             result = Result(run_spec.run_id, run_spec.experiment, rows, model, seconds, path, stopped, best)
             for observer in observers:
                 observer.end(result)
-            discard(run_spec.experiment, run_spec.run_id, run_spec.directory)
+            discard(run_spec.experiment, run_spec.run_id, run_spec.directory, complete=len(rows))
             return result
         except BaseException as error:
             if os.getpid() == process:  # a process that was forked meanwhile has only a copy of the run

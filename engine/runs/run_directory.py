@@ -63,6 +63,8 @@ class RunDirectory(Observer):
         self.rows = History()
         self.locked = True  # False if the file system has no locks
         self.frozen: tuple[str, ...] = ()  # names of tensors
+        self.complete = False  # whether the run is, and is to be made longer
+        self.config = ""  # the content of config.yaml
 
     @staticmethod
     def new(path: Path) -> RunDirectory:
@@ -71,28 +73,29 @@ class RunDirectory(Observer):
 
     @staticmethod
     def old(path: Path) -> RunDirectory:
-        """The folder of a run that did not finish. Raises ConfigError if it is not one."""
+        """The folder of a run, which may be complete. Raises ConfigError if it is not one."""
         require_kind(path, "run", "run.json")
         refuse_unusual(path, NAMES)
-        refuse_result(path)
-        return RunDirectory(path, read_run_id(path))
+        found = RunDirectory(path, read_run_id(path))
+        found.complete = (found.path / "result.json").is_file()
+        return found
 
     @contextmanager
     def exclusive(self, resume: bool) -> Iterator[None]:
         """A context in which no other process runs in the folder.
 
         Raises InUse if another process runs there, and ConfigError if the folder already holds a run (or files that a
-        run would overwrite), or is not the folder of an unfinished run. If a new run raises a ConfigError before its
-        first round, the files that it has written are removed by name, so the folder is as it was.
+        run would overwrite), or if the run in it has been completed in the meantime. If a new run raises a ConfigError
+        before its first round, the files that it has written are removed by name, so the folder is as it was.
         """
         with exclusive(self.path, LAUNCHER) as lock:
             process = os.getpid()
             self.locked = lock.supported
             with driver_lock(self.path):
                 pass  # wait until no driver of an earlier launcher is left
-            if resume:
+            if resume and not self.complete:
                 refuse_result(self.path)  # another process may have written it in the meantime
-            else:
+            elif not resume:
                 refuse_run(self.path)
             try:
                 yield
@@ -125,7 +128,9 @@ class RunDirectory(Observer):
 
     def begin(self, run_spec: RunSpec) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        write(self.path / "config.yaml", yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False))
+        self.config = yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False)
+        if not run_spec.resume:
+            write(self.path / "config.yaml", self.config)
         found = with_earlier(environment(run_spec), self.path / ENVIRONMENT)
         write(self.path / ENVIRONMENT, json.dumps(found, indent=2) + "\n")
         backend, why = run_spec.backend
@@ -138,6 +143,9 @@ class RunDirectory(Observer):
         if run_spec.frozen and not run_spec.resume:
             write(self.path / FROZEN, json_of_frozen(run_spec))
         self._log(f"run {run_spec.run_id} {'resumes' if run_spec.resume else 'begins'}")
+        if self.complete:
+            rounds = run_spec.experiment.federation.rounds
+            self._log(f"the run was complete, and is made longer: federation.rounds={rounds}")
         if why:
             self._log(f"engine.backend=auto is {backend}: {why}")
         if not self.locked:
@@ -148,6 +156,9 @@ class RunDirectory(Observer):
         self._log(" ".join(f"{name}={value:.6g}" for name, value in record.items()))
 
     def resumed(self, records: list[Record]) -> None:
+        """The checkpoint is sound and fits: now the folder is that of an unfinished run with this configuration."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        write(self.path / "config.yaml", self.config)
         self.rows = History(records)
 
     def event(self, text: str) -> None:

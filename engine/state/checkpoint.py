@@ -42,16 +42,17 @@ class Checkpoints:
         self.writing: tuple[Snapshot, Future[tuple[str, list[str]]]] | None = None
 
     # --- writing ------------------------------------------------------------------------------------------------------
-    def save(self, snapshot: Snapshot) -> None:
-        """Begin to write a checkpoint. The previous one must have been finished by `finish`."""
+    def save(self, snapshot: Snapshot, copied: bool = True) -> None:
+        """Begin to write a checkpoint. The previous one must have been finished by `finish`. copied: whether it has a
+        copy, if checkpoints have."""
         self.table.pin(snapshot.row)
         try:
-            self.writing = snapshot, self.writer.submit(self._write, snapshot)
+            self.writing = snapshot, self.writer.submit(self._write, snapshot, copied)
         except RuntimeError:  # the process ends, and a pool takes nothing more
             self.writing = snapshot, Future()
-            self.writing[1].set_result(self._write(snapshot))
+            self.writing[1].set_result(self._write(snapshot, copied))
 
-    def _write(self, snapshot: Snapshot) -> tuple[str, list[str]]:
+    def _write(self, snapshot: Snapshot, copied: bool) -> tuple[str, list[str]]:
         """Write the checkpoint into the run's folder, then its copy. Returns (why it could not be written, or ""; lines
         for the log on its copy)."""
         wrong, lines = "", []
@@ -60,7 +61,7 @@ class Checkpoints:
             self.store.write(snapshot)
         except Exception as error:  # cluster pools raise errors of their own
             wrong = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        if self.copies is not None:
+        if self.copies is not None and copied:
             try:
                 self.copies.put(snapshot)
             except Exception as error:  # of whatever kind a file system raises
@@ -171,11 +172,24 @@ def remove_all(directory: str | Path) -> None:
     else."""
     folder = Path(directory) / "checkpoints"
     checkpoints_in(directory).keep(())
-    for half_written_or_mark in (*folder.glob(".round-*.json"), *folder.glob("round-*.forked")):
-        half_written_or_mark.unlink(missing_ok=True)
+    remove_marks(folder)
     for empty in (folder / BLOBS, folder):
         with suppress(OSError):
             empty.rmdir()
+
+
+def keep_only(directory: str | Path, number: int) -> None:
+    """Remove all checkpoints of a run's folder but that of the round `number`, also half-written ones."""
+    store = checkpoints_in(directory)
+    store.manifests[number] = store.manifest(number)
+    store.keep([number])
+    remove_marks(Path(directory) / "checkpoints")
+
+
+def remove_marks(folder: Path) -> None:
+    """Remove half-written checkpoints and the marks of forks. folder: of the checkpoints."""
+    for half_written_or_mark in (*folder.glob(".round-*.json"), *folder.glob("round-*.forked")):
+        half_written_or_mark.unlink(missing_ok=True)
 
 
 def fork_mark(directory: Path, number: int) -> Path:

@@ -15,7 +15,7 @@ from ..method_form.state_spec import StateSpec
 from ..storage.atomic_write import release, reserve
 from ..storage.lock import LAUNCHER
 from ..storage.object_store import join_url, open_folder
-from .checkpoint import Checkpoints, checkpointed_rounds, checkpoints_in, remove_all
+from .checkpoint import Checkpoints, checkpointed_rounds, checkpoints_in, keep_only, remove_all
 from .checkpoint_store import CheckpointStore, Damaged
 from .copies import Copies
 from .row_files import RowFiles, remove_files
@@ -26,6 +26,9 @@ CHECKPOINT_SECONDS = 600.0
 """The seconds between checkpoints if `checkpoint.seconds` is auto: what a kill or a power cut may cost. A checkpoint
 takes milliseconds of the driver, because it copies no client states."""
 
+LAST_BYTES = 64 * 2**20
+"""The most bytes of the state after the last round that a complete run keeps if `checkpoint.last` is auto."""
+
 
 def checkpoint_seconds(settings: Checkpoint, directory: str | None) -> float | None:
     """The seconds between two checkpoints; None if none are written because of the time. directory: the run's folder,
@@ -35,6 +38,14 @@ def checkpoint_seconds(settings: Checkpoint, directory: str | None) -> float | N
     if settings.seconds != "auto":
         return settings.seconds
     return None if settings.every else CHECKPOINT_SECONDS
+
+
+def keeps_last(settings: Checkpoint, engine: Engine, directory: str | None, count: int) -> bool:
+    """Whether a complete run keeps the state after its last round. directory: the run's folder, None for a run without
+    files. count: the bytes of this state."""
+    if directory is None or settings.last != "auto":
+        return directory is not None and bool(settings.last)
+    return not engine.store and count <= LAST_BYTES
 
 
 def make_table(
@@ -132,17 +143,35 @@ def message_folder(states: Path) -> Path:
     return states.with_name(f"{states.name}-messages")
 
 
-def discard(experiment: Experiment, run_id: str, directory: str | None, complete: bool = True) -> None:
-    """Remove the client states and checkpoints of a run that is complete, or that has no checkpoint to resume from."""
+def discard(experiment: Experiment, run_id: str, directory: str | None, complete: int = 0) -> None:
+    """Remove the client states and checkpoints of a run that is complete, or that has no checkpoint to resume from.
+
+    complete: the number of the rounds of a complete run, whose state after the last one stays if it is to be kept; 0
+    for a run that is not complete.
+    """
     if experiment.engine.keep_state or (not complete and directory and checkpointed_rounds(directory)):
         return
+    if directory and complete:
+        forget_copies(experiment.checkpoint, run_id)
+    if directory and complete and has_last(experiment, directory, complete):
+        return keep_only(directory, complete)
     states = state_folder(experiment.engine, run_id, directory)
     remove_files(str(states))
     remove_files(str(message_folder(states)))
     if directory:
         remove_all(directory)
-    if directory and complete:
-        forget_copies(experiment.checkpoint, run_id)
+
+
+def has_last(experiment: Experiment, directory: str, number: int) -> bool:
+    """Whether the folder of a run has the state after its last round, `number`, which is to be kept."""
+    there = checkpointed_rounds(directory)[-1:] == [number]
+    return there and keeps_last(experiment.checkpoint, experiment.engine, directory, bytes_in(directory))
+
+
+def bytes_in(directory: str) -> int:
+    """The bytes on the disk of the client states and checkpoints in the folder of a run."""
+    files = (file for name in ("state", "checkpoints") for file in (Path(directory) / name).rglob("*"))
+    return sum(512 * file.lstat().st_blocks for file in files)
 
 
 def forget_copies(settings: Checkpoint, run_id: str) -> None:

@@ -285,7 +285,9 @@ def test_states_are_shared_and_outlive_the_parent(tmp_path):
 
 
 def test_a_parent_that_is_resumed_spares_the_rows_of_a_fork(tmp_path):
-    made = experiment(data(checkpoint={"every": 1, "keep": 1}, engine={**data()["engine"], "keep_state": False}))
+    made = experiment(
+        data(checkpoint={"every": 1, "keep": 1, "last": False}, engine={**data()["engine"], "keep_state": False})
+    )
     whole = alone(data())
     with pytest.raises(Interrupted):
         fedfleet.run(made, tmp_path / "parent", [Watch(r2=interrupt)])
@@ -378,7 +380,7 @@ def test_rounds_without_a_checkpoint_name_those_that_have_one(parent, tmp_path):
     done = invoke("fork", str(parent.directory), "--round", "17", "--out", str(tmp_path / "f"))
     (line,) = done.stderr.splitlines()
     assert done.exit_code == 2
-    assert "has no checkpoint of round 17; it has those of 2, 3, 4, 5, and round 0 needs none" in line
+    assert "has no checkpoint of round 17; it has those of 3, 4, 5, 6, and round 0 needs none" in line
     assert "checkpoint.every=N checkpoint.keep=M engine.keep_state=true" in line
     assert not list(tmp_path.iterdir())
 

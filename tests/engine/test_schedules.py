@@ -152,11 +152,11 @@ def test_more_rounds_are_a_difference_only_under_a_schedule(tmp_path):
 
     def prolonged(method, out):
         with pytest.raises(Interrupted):
-            run(quadratic(method, {"dim": 6}, PLAN), out, [Watch(r1=interrupt)])
+            run(quadratic(method, {"dim": 6}, PLAN), out, [Watch(r2=interrupt)])
         return resume(quadratic(method, {"dim": 6}, {**PLAN, "rounds": 4}), out)
 
     assert len(prolonged({"name": "stem", "schedule": "stem"}, tmp_path / "own").rows) == 4
-    with pytest.raises(ConfigError, match=r"federation\.rounds was 3, is 4"):
+    with pytest.raises(ConfigError, match=r"method\.lr goes over all rounds, and would have had"):
         prolonged({"name": "stem", "lr": {"schedule": "cosine", "start": 0.1}}, tmp_path / "ours")
 
 

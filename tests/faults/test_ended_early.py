@@ -21,7 +21,7 @@ from fedfleet.engine.records.metrics import Metric, why_stop
 from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.runs.saved_files import load_model
 
-from .runs import Watch, asynchronous, interrupt, same, setting, small, untimed
+from .runs import Watch, asynchronous, interrupt, rounds_with_checkpoints, same, setting, small, untimed
 
 ACCURACY = Metric("eval/accuracy", "max")
 NAN = math.nan
@@ -98,8 +98,8 @@ def test_a_run_ends_by_its_metric_and_keeps_its_best_model(tmp_path):
     best = check_best(result)
     assert model_digest(dict(best.model)) == run(shorter(made, best.round), tmp_path / "short").model_sha256
     assert f"stopped after round {reached} of 12: {result.stopped}" in (tmp_path / "out" / "run.log").read_text()
-    assert not (tmp_path / "out" / "checkpoints").exists()
-    with pytest.raises(ConfigError, match="the run is complete"):
+    assert rounds_with_checkpoints(tmp_path / "out") == [reached]
+    with pytest.raises(ConfigError, match=f"the run is complete after round {reached}; to make it longer: fedfleet"):
         resume(made, tmp_path / "out")
 
 
@@ -108,6 +108,7 @@ def shorter(made: Experiment, count: int) -> Experiment:
     return made.model_copy(update={"federation": federation})
 
 
+@pytest.mark.long
 def test_an_interrupted_run_ends_after_the_same_round_with_the_same_best_model(tmp_path):
     stop = {"metric": "eval/accuracy", "patience": 2, "margin": 0.2}
     data = watched(tmp_path, stop)

@@ -136,12 +136,12 @@ def test_a_cluster_that_is_not_asked_for_is_left_alone(here: Path, monkeypatch: 
 
 def test_out_that_holds_a_run(here: Path):
     assert invoke("run", "digits", *LOCAL, "--out", "mine").exit_code == 0
-    before = {path: path.read_bytes() for path in (here / "mine").iterdir()}
+    before = {path: path.read_bytes() for path in (here / "mine").rglob("*") if path.is_file()}
     done = invoke("run", "digits", *LOCAL, "--out", "mine")
     check_refused(
         done.exit_code, done.stderr, ["--out mine already holds a run", "choose another"], here, {here / "mine"}
     )
-    assert {path: path.read_bytes() for path in (here / "mine").iterdir()} == before
+    assert {path: path.read_bytes() for path in (here / "mine").rglob("*") if path.is_file()} == before
 
 
 KINDS = {"run": "config.yaml", "study": "study.yaml", "search": "search.yaml"}

@@ -27,6 +27,8 @@ def command(
 ) -> None:
     """Continue the run in DIRECTORY from its last checkpoint. The result has the same bits as an uninterrupted run.
 
+    A run that is complete is made longer with federation.rounds=N.
+
     DIRECTORY may be a URL, the value of `checkpoint.folder`: the run's files are then copied from there into a local
     folder first. Plug-ins that its config.yaml names are executed, including files that lie beside it: do not resume
     a folder that you do not trust.
@@ -44,4 +46,5 @@ def command(
 
     from ..one_run import resume_run, show_result
 
-    show_result(resume_run(loaded, directory, quiet), as_json)
+    asked = any(override.startswith("federation.rounds=") for override in overrides)
+    show_result(resume_run(loaded, directory, quiet, loaded.federation.rounds if asked else None), as_json)

@@ -97,6 +97,9 @@ class RequestedRun(Observer):
             self.rows = read_rows(folder / "rounds.parquet")
             return
         wanted = experiment(self.request.experiment)
+        if wanted.checkpoint.last == "auto":  # nobody makes one of many runs longer
+            checkpoint = wanted.checkpoint.model_copy(update={"last": False})
+            wanted = wanted.model_copy(update={"checkpoint": checkpoint})
         if (folder / "run.json").is_file() and any((folder / "checkpoints").glob("round-*")):
             try:
                 yield from play(*old_run(wanted, folder), [self], self._asked, self.host)

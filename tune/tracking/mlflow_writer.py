@@ -215,9 +215,12 @@ class MlflowWriter(Writer):
         return {(name, metric.step) for name in run.data.metrics for metric in history(run.info.run_id, name)}
 
     def _parameters(self, run: Any, parameters: dict[str, Any]) -> None:
-        """Write the parameters that the run does not have, since MLflow refuses to change one. Long values are cut."""
-        flat = self._allowed(flatten(parameters)).items() if parameters else ()
-        params = [self.mlflow.entities.Param(key, value[:6000]) for key, value in flat if key not in run.data.params]
+        """Write the parameters that the run does not have. MLflow refuses to change one: what a resumed run has
+        changed, such as its number of rounds, is a tag `now.KEY`. Long values are cut."""
+        flat = {key: value[:6000] for key, value in self._allowed(flatten(parameters)).items()} if parameters else {}
+        before = run.data.params
+        self._retag(run, {f"now.{key}": value for key, value in flat.items() if before.get(key, value) != value})
+        params = [self.mlflow.entities.Param(key, value) for key, value in flat.items() if key not in before]
         for at in range(0, len(params), BATCH):
             self.client.log_batch(run.info.run_id, params=params[at : at + BATCH])
 

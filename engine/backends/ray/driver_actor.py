@@ -255,7 +255,7 @@ def discard_states(run_spec: RunSpec) -> None:
     """Remove the client states of a run whose driver was killed, and which has no checkpoint. They stay if a driver is
     still there: it may be writing the checkpoint that needs them."""
     with suppress(InUse, OSError), driver_lock(run_spec.directory, seconds=GONE_SECONDS):
-        discard(run_spec.experiment, run_spec.run_id, run_spec.directory, complete=False)
+        discard(run_spec.experiment, run_spec.run_id, run_spec.directory)
 
 
 def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[[], int]) -> int:
