@@ -51,7 +51,8 @@ def test_the_work_of_a_run_is_counted():
         (("engine.workers=[{count: 1}]",), "ray"),
         (("engine.address=10.0.0.1:6379",), "ray"),
         (("engine.gpus=0.5",), "ray"),
-        (("engine.device=cuda",), "ray"),
+        (("engine.device=cuda", "federation.rounds=201"), "local"),  # one process uses one GPU
+        (("engine.device=cuda", "engine.workers=2"), "ray"),
         (("federation.local={epochs: 1}",), "ray"),
         (("federation.local={epochs: 1}", "engine.backend=local"), "local"),
         (("engine.backend=ray",), "ray"),
