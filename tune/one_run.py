@@ -16,6 +16,7 @@ import psutil
 from ..engine.api import resume, run
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
+from ..engine.records.metrics import is_in_short
 from ..engine.runs.launch import execute
 from ..engine.runs.prepare import new_run_id
 from ..engine.runs.result import Result
@@ -93,7 +94,8 @@ def text_of(result: Result, took: float) -> str:
     """A run's result in three lines, in one more if it is private, and in one more for each warning. took: the seconds
     since the command began."""
     summary, spent = result.summary(), privacy_spent(result.directory) if result.directory else ""
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items() if not math.isnan(value))
+    short = {name: value for name, value in result.metrics.items() if is_in_short(name)}
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in short.items() if not math.isnan(value))
     return "\n".join(
         [
             f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, the command took {took:.1f} s   {metrics}",

@@ -24,6 +24,13 @@ def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
     return "min" if name.endswith("loss") or name in {f"eval/{each}" for each in lower} else "max"
 
 
+def is_in_short(metric: str) -> bool:
+    """Whether a metric is among those that one line has room for: not one of the many that say how the metrics of
+    clients' own models are distributed, besides the mean and that of the worst."""
+    detail = re.search(r"_(weighted|std|decile|q\d\d|better|equal|worse)$", metric)
+    return not (metric.startswith(("eval/own/", "eval/adapted/")) and detail)
+
+
 class Metric(NamedTuple):
     """A column of the records, and whether larger (`max`) or smaller values (`min`) of it are better."""
 

@@ -16,7 +16,7 @@ from fedfleet.engine import Result, resume, run
 from fedfleet.engine.clients.own_models import distribution, evaluated_clients
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.records.metrics import better
+from fedfleet.engine.records.metrics import better, is_in_short
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.validation import on_validation
 from tests.algorithms.own import CASES, PROBLEMS
@@ -119,6 +119,11 @@ def test_which_values_are_better():
     assert better("eval/own/test_accuracy_worst") == better("eval/own/test_loss_better") == "max"
     assert better("eval/adapted/validation_loss_q10") == better("eval/own/test_accuracy_std") == "min"
     assert better("eval/own/test_error_weighted", ("error",)) == "min"
+
+
+def test_one_line_has_the_mean_and_the_worst():
+    names = ["eval/accuracy", "eval/own/test_accuracy", "eval/own/test_accuracy_worst", "eval/own/test_accuracy_q05"]
+    assert [is_in_short(name) for name in names] == [True, True, True, False]
 
 
 def test_choices_by_validation_rows():
