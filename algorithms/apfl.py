@@ -110,7 +110,7 @@ class Apfl(Algorithm):
         if self.update == "never":
             return alpha
         slope = torch.dot(apart.flat.double(), g.flat.double()).to(alpha.dtype) + self.alpha_decay * alpha
-        moved = (alpha - self.lr_alpha * slope).clamp(0, 1)
+        moved = (alpha - self.lr_alpha * slope).clamp(0, 1).to(alpha.dtype)
         return moved if self.update == "every" else torch.where(done == 0, moved, alpha)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:

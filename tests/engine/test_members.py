@@ -364,8 +364,8 @@ differ in it are trained one by one."""
 
 @pytest.fixture(scope="module")
 def problem() -> Any:
-    """A workload, its model, and batches (c, B, …) for some steps."""
-    run_spec = prepare(digits("fedavg", STEPS), "test")
+    """A workload, its model, and batches (c, B, …) for some steps. Some methods need an even number of steps."""
+    run_spec = prepare(digits("fedavg", {**STEPS, "steps": 2}), "test")
     split = run_spec.split()
     rows = np.arange(2 * 2 * 4).reshape(2, 2, 4)
     batches = [
