@@ -224,7 +224,11 @@ def test_click_refuses_what_it_does_not_know():
         ("run", "--federation.rounds", "federation.rounds=VALUE"),
         ("run", "--lr", "method.rule.lr=VALUE"),
         ("study", "--seeds", "seeds=VALUE or tune.seeds=VALUE"),
-        ("study", "--batch", "experiment.federation.local.batch=VALUE or experiment.evaluate.batch=VALUE"),
+        (
+            *("study", "--batch"),
+            "experiment.federation.local.batch=VALUE or experiment.evaluate.batch=VALUE or "
+            "experiment.evaluate.clients.adapt.batch=VALUE",
+        ),
         ("search", "--trials", "search.trials=VALUE"),
     ],
 )

@@ -257,7 +257,10 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         ("tracking.url=x", "tracking.url is not a key; did you mean uri? valid: name, uri, "),
         ("rounds=5", "rounds is not a key; did you mean federation.rounds? valid: seed, "),
         ("lr=1", "lr is not a key; did you mean method.rule.lr? valid: seed, "),
-        ("federation.steps=5", "federation.steps is not a key; did you mean federation.local.steps? valid: clients, "),
+        (
+            "federation.steps=5",
+            "federation.steps is not a key; did you mean federation.local.steps or evaluate.clients.adapt.steps? ",
+        ),
         ("federation.num_clients=5", "federation.num_clients is not a key; did you mean clients? valid: clients, "),
         ("engine.backend=rey", "engine.backend must be 'auto', 'ray' or 'local', got 'rey'"),
         ("engine.device=gpu", "engine.device: must be auto, cpu, cuda or cuda:0, got 'gpu'"),
