@@ -33,7 +33,7 @@ class UnderWay:
     def __init__(self, waited_for: bool) -> None:
         self.waited_for = waited_for
         self.tensors: Callable[[], dict[str, Tensor]] | None = None  # of the model, while the run goes on
-        self.reason = ""  # why somebody ends the run
+        self.reason: str = ""  # why somebody ends the run
 
     @property
     def model(self) -> dict[str, Tensor]:
