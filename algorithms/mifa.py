@@ -59,8 +59,8 @@ class Mifa(LocalMethod):
 
     lr: Number = 0.1
     over: Literal["all", "seen"] = "all"
-    weighted = False
-    stale = "the changes that are added up must be of the clients' last messages"
+    weighted = False  # pyright: ignore[reportAssignmentType]
+    stale = "the changes that are added up must be of the clients' last messages"  # pyright: ignore[reportAssignmentType]
 
     def __post_init__(self) -> None:
         super().__post_init__()

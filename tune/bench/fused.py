@@ -48,7 +48,7 @@ class FusedAttention(nn.Module):
 def fused(module: nn.Module) -> nn.Module:
     """The network with torch's layers in place of those that are written for vmap; it shares the other layers."""
     if isinstance(module, norms.BatchNorm):
-        return nn.BatchNorm2d(len(module.weight))
+        return nn.BatchNorm2d(len(module.running_mean), affine=module.weight is not None)
     if isinstance(module, Dropout):
         return nn.Dropout(module.rate)
     if isinstance(module, recurrent.Reader):

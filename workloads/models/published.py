@@ -121,7 +121,7 @@ class Timm(Published):
 def timm() -> Any:
     """The package. Raises ValueError if it is not installed."""
     try:
-        import timm
+        import timm  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ValueError("model timm needs the package timm, got no such module; run: pip install timm") from error
     return timm
