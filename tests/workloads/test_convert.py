@@ -188,7 +188,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("make", "says"), REFUSED, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("make", "says"), REFUSED)
 def test_what_has_no_counterpart_is_refused_by_name(make: Any, says: str):
     with pytest.raises(ValueError, match=says):
         fedfleet.convert(nn.Sequential(make()))
