@@ -151,7 +151,7 @@ def test_columns_are_named_for_features(tmp_path):
         ConfigError, match=r"reshape must have one number for each of the 3 columns of input, got \[4\]"
     ):
         run_spec({**spec, "reshape": [4]}).split()
-    with pytest.raises(ConfigError, match=r"must have the columns age, weight, got age, .*; set workload.input"):
+    with pytest.raises(ConfigError, match=r"input must name a column of .*, got 'weight'; did you mean height"):
         run_spec({**spec, "input": ["age", "weight"]}).split()
 
 

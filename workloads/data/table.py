@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -64,8 +65,12 @@ from .published import check_fraction, test_rows
 TRAIN = ("train", "training")
 TEST = ("test", "testing")
 VALID = ("validation", "valid")
+MARKS = ("client", "split_column", "held_out", "validation")
+"""The settings that name one column which is neither input nor label."""
 ROWS = 1 << 13
 """Rows that are read at a time."""
+SHOWN = 20
+"""Columns that a message names at most."""
 
 Task = Literal["classification", "regression", "multilabel"]
 
@@ -237,21 +242,28 @@ class Reader:
     def __init__(self, table: Table, schema: Any, where: Path) -> None:
         self.table, self.schema, self.where = table, schema, where
         labels = table.label if isinstance(table.label, tuple) else (table.label,)
-        marks = (table.client, table.split_column, table.held_out, table.validation)
-        used = [*labels, *(name for name in marks if name is not None)]
+        marks = {key: name for key in MARKS if (name := getattr(table, key)) is not None}
         twice = [name for name in schema.names if schema.names.count(name) > 1]
         if twice:
             raise ValueError(f"{where} must have a name of its own for each column, got {twice[0]!r} twice; rename one")
-        given = table.input if table.input is not None else self.all_others(used)
+        for key, columns in (("label", labels), *((key, (name,)) for key, name in marks.items())):
+            self.must_have(key, columns)  # before the inputs, which may be all others
+        given = table.input if table.input is not None else self.all_others([*labels, *marks.values()])
         self.inputs = given if isinstance(given, tuple) else (given,)
-        for key, columns in (("input", self.inputs), ("label", labels), ("a mark", used)):
-            if absent := [name for name in columns if name not in schema.names]:
-                raise ValueError(
-                    f"{where} must have the columns {', '.join(columns)}, got {', '.join(schema.names)}; set workload."
-                    f"{key if key != 'a mark' else key_of(table, absent[0])}"
-                )
+        self.must_have("input", self.inputs)
         self.one_input = len(self.inputs) == 1 and not isinstance(table.input, tuple)
         self.classes = ClassNames([*map(str, table.class_names)], class_names(schema, labels[0]))
+
+    def must_have(self, key: str, columns: Sequence[str]) -> None:
+        """ValueError if the file has no column of a name that the setting `key` gives."""
+        names = self.schema.names
+        for name in columns:
+            if name not in names:
+                near = "".join(f"did you mean {one}? " for one in get_close_matches(name, names, 1))
+                raise ValueError(
+                    f"{key} must name a column of {self.where}, got {name!r}; {near}valid: {', '.join(names[:SHOWN])}"
+                    f"{', …' if len(names) > SHOWN else ''}"
+                )
 
     def all_others(self, used: list[str]) -> str | tuple[str, ...]:
         """The columns that have no other use: one of any kind, or several of numbers."""
@@ -382,11 +394,6 @@ def marks_of(lists: np.ndarray, classes: int, places: np.ndarray) -> np.ndarray:
     rows = np.repeat(np.arange(len(lists)), [len(one) for one in lists])
     marks[rows, places[np.concatenate(lists).astype(np.int64)]] = 1
     return marks
-
-
-def key_of(table: Table, column: str) -> str:
-    """The setting that names a column."""
-    return next(name for name in ("client", "split_column", "held_out", "validation") if getattr(table, name) == column)
 
 
 def place_of(path: str) -> Path:
