@@ -345,6 +345,17 @@ def test_what_cannot_be_read_is_told_with_a_remedy(name, content, more, words, t
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "arrow"])
+def test_a_regression_of_texts_is_refused(form, frame, tmp_path):
+    WRITERS[form](frame, tmp_path)
+    settings = {"path": str(tmp_path), "task": "regression", "test_fraction": 0.5, "input": "a"}
+    text = "^label must be numbers in a regression, got text in column alarm of .*; "
+    with pytest.raises(ValueError, match=text + r"leave out workload\.task to learn classes$"):
+        Table(**settings, label="alarm").load()
+    with pytest.raises(ValueError, match=text + "leave that column out$"):
+        Table(**settings, label=("b", "alarm")).load()
+
+
 def test_folders_that_are_no_table(tmp_path):
     with pytest.raises(ValueError, match=r"path must name a file, a folder or a pattern .* no such .*none"):
         Table(path=str(tmp_path / "none"), test_fraction=0.5).check()

@@ -251,6 +251,8 @@ class Reader:
         given = table.input if table.input is not None else self.all_others([*labels, *marks.values()])
         self.inputs = given if isinstance(given, tuple) else (given,)
         self.must_have("input", self.inputs)
+        if table.task == "regression":
+            self.must_have_numbers(labels)
         self.one_input = len(self.inputs) == 1 and not isinstance(table.input, tuple)
         self.classes = ClassNames([*map(str, table.class_names)], class_names(schema, labels[0]))
 
@@ -263,6 +265,17 @@ class Reader:
                 raise ValueError(
                     f"{key} must name a column of {self.where}, got {name!r}; {near}valid: {', '.join(names[:SHOWN])}"
                     f"{', …' if len(names) > SHOWN else ''}"
+                )
+
+    def must_have_numbers(self, labels: Sequence[str]) -> None:
+        """ValueError if a label of a regression is text."""
+        for name in labels:
+            kind = self.schema.field(name).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+                remedy = "leave out workload.task to learn classes" if len(labels) == 1 else "leave that column out"
+                raise ValueError(
+                    f"label must be numbers in a regression, got text in column {name} of {self.where}; {remedy}"
                 )
 
     def all_others(self, used: list[str]) -> str | tuple[str, ...]:
