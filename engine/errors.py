@@ -206,8 +206,9 @@ WORDS = {
     "batch_size": "batch",
     "dataset": "workload",
     "algorithm": "method",
+    "parquet": "table",  # the workload of earlier versions
 }
-"""What papers and other simulators call a setting -> its key here."""
+"""What papers, other simulators and earlier versions call a setting or a part -> its name here."""
 
 
 def nearest(name: str, names: Iterable[str], elsewhere: Iterable[str] = ()) -> str:

@@ -45,6 +45,7 @@ BAD = {
     "unknown rule": ("method.rule.name=adm", ["method.rule.name", "adm", "did you mean adam?"]),
     "rule without a name": ("method.rule={lr: 1}", ["method.rule", "needs a name", "valid: sgd"]),
     "unknown workload": ("workload.name=digit", ["workload.name", "digit", "did you mean digits?"]),
+    "earlier workload": ("workload.name=parquet", ["workload.name", "called parquet; did you mean table? valid:"]),
     "unknown partition": ("workload.partition=dirichle", ["workload.partition", "did you mean dirichlet?"]),
     "unknown model": ("workload.model.name=lennet", ["workload.model.name", "did you mean lenet?"]),
     "malformed override": ("rounds", ["rounds is not an override", "write key=value"]),
