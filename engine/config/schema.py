@@ -1236,7 +1236,10 @@ def validated(section: type[S], data: Any, where: str = "") -> S:
         raise ConfigError(_sentences(error, data, section, where)) from None
 
 
-KEYS_OF_PARTS = ("method.rule", "method.rule.lr", "workload.model", "workload.partition", "workload.partition.beta")
+KEYS_OF_PARTS = (
+    *("method.rule", "method.rule.lr", "method.compression"),
+    *("workload.model", "workload.partition", "workload.partition.beta"),
+)
 """Keys that many parts have, and that the schema does not know."""
 
 

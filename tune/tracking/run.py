@@ -19,7 +19,7 @@ from .mlflow_writer import kept
 from .model import model_of
 from .run_header import RunHeader, header_of, name_of
 from .stores import store
-from .writer import REPORT, TOP, End
+from .writer import REPORT, TOP, End, package_is_there
 from .writers import WRITERS, Target
 
 
@@ -27,10 +27,14 @@ class RunTracker(Observer):
     """An observer that writes a run by the writer that has the name `kind`."""
 
     kind: ClassVar[str]
+    package: ClassVar[str] = ""  # which not every installation has
     uri = "auto"
 
     def __init__(self, experiment: str = "fedfleet", directory: str | None = None) -> None:
-        """experiment: name of MLflow's experiment, or of W&B's project. directory: the run's folder, or None."""
+        """experiment: name of MLflow's experiment, or of W&B's project. directory: the run's folder, or None.
+        Raises ConfigError where the writer's package is missing, before the run has begun."""
+        if self.package:
+            package_is_there(self.package, self.kind)
         self.folder, self.experiment = Path(directory) if directory else None, experiment
         self.rounds = 0
         self.has_writer = False
@@ -107,13 +111,13 @@ class MlflowTracker(RunTracker):
 class TensorBoardTracker(RunTracker):
     """Writes the event files of a run for TensorBoard."""
 
-    kind = "tensorboard"
+    kind, package = "tensorboard", "tensorboardX"
 
 
 class WandbTracker(RunTracker):
     """Writes a run to Weights & Biases."""
 
-    kind = "wandb"
+    kind = package = "wandb"
 
 
 class CsvTracker(RunTracker):
