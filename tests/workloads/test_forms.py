@@ -111,7 +111,6 @@ def test_the_same_rows_give_the_same_columns_in_each_form(frame, tmp_path):
         columns = {f"{part}/{key}": rows for part, of in (("train", train), ("test", test)) for key, rows in of.items()}
         digests[name] = {key: digest_of(rows) for key, rows in sorted(columns.items())}
     assert all(found == digests["csv"] for found in digests.values()), digests
-    assert model_of(workloads["csv"]).model_sha256 == model_of(workloads["frame"]).model_sha256
 
 
 @pytest.mark.long
