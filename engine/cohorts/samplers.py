@@ -113,6 +113,10 @@ class Sampler(ABC):
         """The numbers of clients in the rounds of a run, as far as they are known before."""
         return frozenset([cohort])
 
+    def wanted(self, ask: Ask) -> int:
+        """How many clients' messages a round waits for; where a draw has more clients, the last ones are late."""
+        return ask.size
+
     @abstractmethod
     def draw(self, state: State, ask: Ask) -> Draw:
         """The clients of a round. Each round is drawn once for each time that it is run."""
@@ -241,6 +245,9 @@ class UniformSampler(CountedSampler):
     def sizes(self, seed: int, rounds: int, clients: int, cohort: int) -> frozenset[int]:
         later = [cohort] if rounds > 1 or self.first == "cohort" else []
         return frozenset([*later, *([clients] if self.first == "all" else [])])
+
+    def wanted(self, ask: Ask) -> int:
+        return ask.clients if self._has_all(ask.number) else ask.size
 
     def draw(self, state: State, ask: Ask) -> Draw:
         if ask.eligible is None:

@@ -253,7 +253,7 @@ class RoundPlanner(Planner):
         deadline = math.inf if self.pace.deadline is None else self.pace.deadline
         partial = deadline if self.pace.stragglers == "partial" else math.inf
         visits = self.fleet.visits(asked, ask.number, visited[asked], begin + before, partial)
-        wanted = max(ask.size, len(draw.clients)) if self.sampler.fixed else len(asked)
+        wanted = self.sampler.wanted(ask) if self.sampler.fixed else len(asked)
         used, length = arrivals(visits, asked, spare, wanted, deadline)
         if not len(used):
             self._check_deadline(deadline)

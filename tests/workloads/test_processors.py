@@ -81,9 +81,9 @@ def test_the_least_bound_holds_and_one_is_left(allowed, granted, count, monkeypa
 
 
 def one_picture() -> bytes:
-    """A grey picture of 2 x 2 pixels, as PNG."""
+    """A grey picture of 256 x 256 pixels, as PNG: smaller ones are read in one thread."""
     file = io.BytesIO()
-    Image.new("L", (2, 2)).save(file, "PNG")
+    Image.new("L", (256, 256)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -101,7 +101,7 @@ def test_everybody_uses_the_number(monkeypatch):
             super().__init__(count)
 
     monkeypatch.setattr(images, "ThreadPoolExecutor", Pool)
-    images.pictures([one_picture()], (1, 2, 2), "nowhere")
+    images.pictures([one_picture()], (1, 256, 256), "nowhere")
     assert threads == [5]
 
 
