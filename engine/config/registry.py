@@ -83,6 +83,12 @@ class Plugin(NamedTuple):
     def __str__(self) -> str:
         return self.module if self.source is None else self.path
 
+    @property
+    def content(self) -> str:
+        """What stands for the module in a digest of settings: the digest of its text, wherever the file lies, or the
+        name of a module that is more than a file."""
+        return self.module if self.source is None else sha256(self.source)
+
     def load(self) -> types.ModuleType:
         """Import the module, or run its source if this process has not done so yet."""
         if self.source is None:

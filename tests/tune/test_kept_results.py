@@ -20,7 +20,7 @@ from fedfleet.tune import units
 from fedfleet.tune.run_files import Columns, read_columns
 from fedfleet.tune.study import kept_results
 from fedfleet.tune.study.folder import FINISHED, StudyFolder
-from fedfleet.tune.study.kept_results import ADDED_UP, NAME, keep, restore, rows_of
+from fedfleet.tune.study.kept_results import ADDED_UP, NAME, keep, line_of, restore, rows_of
 
 from .commands import invoke, shell
 from .small_study import written
@@ -59,6 +59,15 @@ def test_the_report_is_the_same_without_the_folders_of_runs(finished: Path, tmp_
     assert numbers_of(first)
     assert numbers_of(again) == numbers_of(first)
     assert (folder / NAME).stat().st_size < 0.2 * sum(f.stat().st_size for f in finished.glob("out/cells/*/*"))
+
+
+def test_plugins_are_kept_without_their_folders(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/result.json").write_text('{"rounds": 1}')
+    (tmp_path / "run/config.yaml").write_text(f"plugins: [{tmp_path}/own.py, a.module]\nmethod: mine\n")
+    line = line_of(tmp_path / "run", set())
+    assert line is not None
+    assert yaml.safe_load(line["config"]) == {"plugins": ["own.py", "a.module"], "method": "mine"}
 
 
 def test_runs_are_compared_without_their_folders(finished: Path, tmp_path: Path):

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 import fedfleet
+from fedfleet.engine.config.registry import find_plugin
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.storage.sha256 import sha256_of_json
+from fedfleet.tune.identity import effective_settings
 from fedfleet.tune.run_files import data_in_part
 from fedfleet.tune.run_report import write_run_report
 from fedfleet.tune.study.cells import cells
@@ -85,18 +88,33 @@ def test_a_cell_of_an_earlier_version_is_found_by_its_path(root):
     study, folder = study_of(root, "one.txt"), StudyFolder(root / "study")
     (cell,) = cells(study)
     (old,) = cells(study.model_copy(update={"files": {}}))
-    assert cell.earlier == old.key != cell.key
+    assert old.key != cell.key
     assert folder.of(cell).name == cell.key
     (root / "study/cells" / old.key).mkdir(parents=True)
     assert folder.of(cell).name == old.key
-    (root / "study/cells" / old.key / "environment.json").write_text('{"data": {"word vectors": "0f"}}')
+    (root / "study/cells" / cell.key).mkdir()
     assert folder.of(cell).name == cell.key
+
+
+def test_a_cell_with_a_plugin_is_found_by_the_key_that_has_its_path(root):
+    plugin = root / "own.py"
+    plugin.write_text("from fedfleet.algorithms.fedavg import fedavg\nMETHODS = {'mine': fedavg}\n")
+    study, folder = (
+        study_of(root, "one.txt").model_copy(update={"plugins": (str(plugin),)}),
+        StudyFolder(root / "study"),
+    )
+    (cell,) = cells(study)
+    settings = {**effective_settings(cell.data), "workload.glove": {"sha256": study.files["one.txt"]}}
+    old = sha256_of_json([settings, [find_plugin(str(plugin)).module]])[:16]
+    assert folder.of(cell).name == cell.key != old
+    (root / "study/cells" / old).mkdir(parents=True)
+    assert folder.of(cell).name == old
 
 
 def test_a_study_without_named_files_keeps_its_keys():
     (one, *_), (two, *_) = cells(with_files(load("demo"))), cells(load("demo"))
     assert one.key == two.key
-    assert not one.earlier
+    assert set(one.earlier) == {one.key}
 
 
 @pytest.mark.long

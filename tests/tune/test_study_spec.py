@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,10 @@ def test_the_key_follows_a_plugins_content(tmp_path: Path):
     file = written(tmp_path, plugins=["own.py"], methods={"Mine": "mine"})
     before = cells(load(file))[0].key
     assert before == cells(load(file))[0].key
+    (tmp_path / "elsewhere").mkdir()
+    for path in (plugin, Path(file)):
+        shutil.copy(path, tmp_path / "elsewhere")
+    assert before == cells(load(str(tmp_path / "elsewhere" / Path(file).name)))[0].key
     plugin.write_text(plugin.read_text() + "# changed\n")
     assert before != cells(load(file))[0].key
 

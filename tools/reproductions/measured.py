@@ -17,7 +17,7 @@ from fedfleet.tune.report.findings import chosen_by, key_of
 from fedfleet.tune.study.cells import Cell, trials
 from fedfleet.tune.study.folder import FINISHED, StudyFolder
 from fedfleet.tune.study.kept_results import NAME, Line, read_lines, restore
-from fedfleet.tune.study.spec import Study
+from fedfleet.tune.study.spec import Study, load
 from fedfleet.tune.units import factor
 
 SUMMARIES = ("last", "last 5", "best")
@@ -80,10 +80,10 @@ def measured(folder: Path) -> Measured | None:
     if not (folder / NAME).is_file():
         return None
     with TemporaryDirectory() as place:
-        for name in ("study.yaml", NAME):
-            shutil.copy(folder / name, place)
+        shutil.copy(folder / NAME, place)
         restore(Path(place))
         there = StudyFolder(Path(place))
+        there.keep(load(str(folder / "study.yaml")))  # it may name plug-ins beside it
         study, rows = there.study, dict[tuple[str, str], list[Run]]()
         for cell in there.cells():
             rows.setdefault((cell.method, key_of(cell.place)), []).append(run_of(there, study, cell))

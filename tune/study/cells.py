@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ...engine.config.earlier import before_samplers
-from ...engine.config.registry import find_plugin
+from ...engine.config.registry import Plugin, find_plugin
 from ...engine.errors import ConfigError, nearest
 from ...engine.storage.sha256 import sha256_of_json
 from ..files import override
@@ -30,7 +30,7 @@ class Fork(NamedTuple):
 
     parent: str
     round: int
-    earlier: str = ""
+    earlier: tuple[str, ...] = ()
 
 
 class Cell(NamedTuple):
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
     data: dict[str, Any]  # plain data of the experiment
     key: str  # name of its folder, the same for the same configuration
     fork: Fork | None = None  # what it is a fork of, on an axis with `fork`
-    earlier: str = ""  # the key that versions gave it which took files by their paths, if it differs
+    earlier: tuple[str, ...] = ()  # the keys that versions gave it which took files by their paths, the latest first
 
     @property
     def label(self) -> str:
@@ -239,8 +239,9 @@ def made(
 
 def with_keys(cell: Cell, study: Study) -> Cell:
     """The cell with the keys that follow from its data."""
-    key, earlier = digest(cell.data, study.files), digest(cell.data)
-    return cell._replace(key=key, earlier=earlier if earlier != key else "")
+    key = digest(cell.data, study.files)
+    earlier = digest_by_paths(cell.data, study.files), digest_by_paths(cell.data, NO_FILES)
+    return cell._replace(key=key, earlier=earlier)
 
 
 def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
@@ -274,11 +275,24 @@ def digest(data: dict[str, Any], files: Mapping[str, str] = NO_FILES) -> str:
     files: SHA-256 of the files that settings of the workload name. It stands for such a file in place of its path, so
     that other content is another cell, and the same content elsewhere the same one.
     """
+    return digest_of(data, files, [plugin.content for plugin in plugins_of(data)])
+
+
+def digest_by_paths(data: dict[str, Any], files: Mapping[str, str]) -> str:
+    """The digest that earlier versions had, in which plug-ins have their paths beside their content."""
+    return digest_of(data, files, [plugin.module for plugin in plugins_of(data)])
+
+
+def plugins_of(data: dict[str, Any]) -> list[Plugin]:
+    return [find_plugin(name) for name in data.get("plugins", [])]
+
+
+def digest_of(data: dict[str, Any], files: Mapping[str, str], plugins: list[str]) -> str:
+    """plugins: what stands for each of them."""
     settings = effective_settings(data)
     for key, value in settings.items():
         if key.startswith("workload.") and isinstance(value, str) and value in files:
             settings[key] = {"sha256": files[value]}
-    plugins = [find_plugin(name).module for name in data.get("plugins", [])]
     return sha256_of_json([before_samplers(settings), plugins])[:16]
 
 
@@ -327,9 +341,9 @@ def with_forks(study: Study, cells: list[Cell]) -> list[Cell]:
         if parent is not cell:
             number = parent.data["checkpoint"]["every"]
             key = sha256_of_json([cell.key, parent.key, number])[:16]
-            earlier = [cell.earlier, parent.earlier, number] if cell.earlier else None
-            old = sha256_of_json(earlier)[:16] if earlier else ""
-            cell = cell._replace(key=key, fork=Fork(parent.key, number, parent.earlier), earlier=old)
+            both = zip(cell.earlier, parent.earlier, strict=True)
+            earlier = tuple(sha256_of_json([own, above, number])[:16] for own, above in both)
+            cell = cell._replace(key=key, fork=Fork(parent.key, number, parent.earlier), earlier=earlier)
         made.append(cell)
     return made
 

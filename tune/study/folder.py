@@ -67,12 +67,10 @@ class StudyFolder:
         """The folder of a cell's run."""
         return self.of_key(cell.key, cell.earlier)
 
-    def of_key(self, key: str, earlier: str = "") -> Path:
-        """The folder of a run: that of its key, or that of the key which an earlier version gave it, if this one is
-        there and does not say with which data it was run."""
-        own, old = self.path / "cells" / key, self.path / "cells" / earlier
-        takes_old = earlier and not own.exists() and old.exists() and "data" not in read_json(old / "environment.json")
-        return old if takes_old else own
+    def of_key(self, key: str, earlier: tuple[str, ...] = ()) -> Path:
+        """The folder of a run: that of its key, or the first one there of keys that earlier versions gave it."""
+        places = [self.path / "cells" / name for name in (key, *earlier)]
+        return next((place for place in places if place.exists()), places[0])
 
     def status(self, cell: Cell) -> str:
         """FINISHED, DIVERGED, FAILED or MISSING."""

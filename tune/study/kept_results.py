@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
@@ -68,12 +69,11 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
     result, failure = read_json(run / "result.json"), read_json(run / "failure.json")
     if not result and failure.get("status") != "diverged":
         return None
-    config = run / "config.yaml"
     try:
         part = data_in_part(run)
         return {
             "key": run.name,
-            "config": read_text(config) if config.is_file() else "",
+            "config": config_of(run),
             "result": {name: value for name, value in result.items() if name != "directory"},
             "failure": failure,
             "environment": read_json(run / "environment.json"),
@@ -81,8 +81,19 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
             **({"in_part": part} if part else {}),
             "rows": rows_of(read_columns(run), metrics),
         }
-    except (ConfigError, ValueError, OSError):
+    except (ConfigError, ValueError, OSError, yaml.YAMLError):
         return None
+
+
+def config_of(run: Path) -> str:
+    """A run's configuration, in which plug-ins have no folders, for these are of one machine; "" if it has none."""
+    file = run / "config.yaml"
+    text = read_text(file) if file.is_file() else ""
+    data = yaml.safe_load(text)
+    if not isinstance(data, dict) or not data.get("plugins"):
+        return text
+    named = [Path(name).name if name.endswith(".py") else name for name in data["plugins"]]
+    return yaml.safe_dump({**data, "plugins": named}, sort_keys=False)
 
 
 def rows_of(columns: Columns, metrics: set[str]) -> dict[str, list[float | None]]:
