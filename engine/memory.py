@@ -48,7 +48,8 @@ def is_device_full(error: BaseException) -> bool:
 
 
 def release_freed_memory() -> None:
-    """Return memory to the system, and to other processes on the same card, after a task ran out of memory.
+    """Return memory to the system, and to other processes on the same card, after a task ran out of memory, or where a
+    model was built whose numbers are elsewhere.
 
     The frames of the exception refer to each other, so they are collected. malloc keeps what is freed
     (`worker.keep_freed_memory`) in pieces that may have the wrong sizes for the next attempt, so it is trimmed.

@@ -468,6 +468,19 @@ class RunSpec:
         """The same run with other settings of `engine`, which change no bit."""
         return self.with_experiment(self.experiment.model_copy(update={"engine": engine}))
 
+    def without_frozen(self) -> RunSpec:
+        """The same run as it is sent to processes that get its frozen tensors otherwise, see `with_frozen`."""
+        given = self.given_model and {
+            name: value for name, value in self.given_model.items() if name not in self.frozen
+        }
+        return replace(self, given_model=given)
+
+    def with_frozen(self, frozen: dict[str, Tensor]) -> RunSpec:
+        """The same run with its frozen tensors in other memory, which it does not fill: they are not built here."""
+        given = self.given_model and {**self.given_model, **frozen}
+        built = {**self.built, vars(RunSpec)["frozen"].build: (self.experiment, frozen)}
+        return replace(self, given_model=given, built=built)
+
     def with_experiment(self, experiment: Experiment) -> RunSpec:
         """The same run with other settings. Nothing is built of them, and nothing is proven."""
         return replace(self, experiment=experiment, proofs=ProofsOnData(), built={})

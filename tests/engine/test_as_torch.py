@@ -8,8 +8,10 @@ operators. All of that must be what `loss.backward()` and `torch.optim.SGD` do o
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.problems.auc import Auc
-from fedfleet.workloads.workload import Columns, Model, Partition
+from fedfleet.workloads.workload import Batch, Columns, Model, Params, Partition
 from fedfleet.workloads.wrappers.noisy import Noisy
 from tests.engine.setups import Built
 from tests.test_conformance import SETTINGS
@@ -457,6 +459,42 @@ def test_another_machine_goes_on_from_a_copy_of_a_checkpoint(tmp_path):
     brought = bring(str(tmp_path / "shared"), tmp_path / "brought")
     assert json.loads((brought / "frozen.json").read_text())["tensors"] == LAYER
     assert resume(made, brought).model_sha256 == whole.model_sha256
+
+
+@dataclass(frozen=True)
+class Placed(Patches):
+    """Notes in files of `folder` which processes build the frozen tensors, and what memory losses find them in."""
+
+    folder: str = ""
+
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        Path(self.folder, f"built-{os.getpid()}").touch()
+        return super().frozen(seed)
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        place = p["1.weight"].data_ptr()
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            bounds, permissions, *_ = line.split()
+            begin, end = (int(bound, 16) for bound in bounds.split("-"))
+            if begin <= place < end:
+                Path(self.folder, f"mapped-{os.getpid()}").write_text(permissions)
+        return super().losses(p, batch)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux says which memory is shared")
+def test_workers_of_a_node_read_one_copy_of_the_frozen_tensors(tmp_path):
+    """They are built by the launcher, for the run's folder, and by the driver. Workers find them in shared memory, also
+    those of a model that the caller gives."""
+    here, there = ({"kernels": "torch", "block": 1, **more} for more in ({}, {"backend": "ray", "workers": 2}))
+    for name, model in (("own", None), ("given", run(frozen_layer()).model)):
+        (tmp_path / name).mkdir()
+        workload = Placed(Named("frozen first layer"), folder=str(tmp_path / name))
+        result = run(frozen_layer(workload=workload, engine=there), initial_model=model)
+        assert len([*(tmp_path / name).glob("built-*")]) <= 2
+        mapped = [path.read_text() for path in (tmp_path / name).glob("mapped-*")]
+        assert [permissions[3] for permissions in mapped] == ["s"] * 3  # the driver's trial and two workers
+        assert result.model_sha256 == run(frozen_layer(engine=here), initial_model=model).model_sha256
 
 
 @pytest.mark.parametrize("block", [1, 2])

@@ -1,4 +1,5 @@
-"""Columns of examples as an Arrow table, and back without a copy. One table per node serves all workers on it.
+"""Columns of examples as an Arrow table, frozen tensors as arrays, and both back without a copy. One table per node
+serves all workers on it, and so does one array.
 
 The tables are made from buffers, since pyarrow's own conversions load pandas into every worker.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +47,22 @@ def from_arrow(table: pa.Table, copied: bool = False) -> dict[str, Tensor]:
         values = chunk.flatten()
         dtype, shape = np.dtype(field.metadata[b"dtype"].decode()), json.loads(field.metadata[b"shape"])
         array = np.frombuffer(values.buffers()[1], dtype, count=len(values), offset=values.offset * dtype.itemsize)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about read-only arrays; batches are gathered into new tensors
-            columns[field.name] = torch.from_numpy(array).view(len(chunk), *shape)
+        columns[field.name] = read_only(array).view(len(chunk), *shape)
     return columns
+
+
+def read_only(array: np.ndarray) -> Tensor:
+    """A tensor in the memory of an array of the object store, which nobody may write."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about read-only arrays
+        return torch.from_numpy(array)
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Frozen tensors as arrays, which Ray puts into its object store without pickling their numbers."""
+    return {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """The inverse. The tensors lie in the object store: one copy of them serves all processes of a node."""
+    return {name: read_only(array) for name, array in arrays.items()}

@@ -36,7 +36,7 @@ from ...state.row_table import RowTable
 from ...stopping import on_signal
 from ...storage.lock import driver_lock
 from ...workload.split import unused_rows
-from .arrow_columns import to_arrow
+from .arrow_columns import from_arrays, to_arrays, to_arrow
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics
 from .placement import await_bundles, check_bundles, cluster, leave_all_of, on_node, take
@@ -128,11 +128,13 @@ class DriverProcess:
         return RayPool(self.run_spec, data, table, hooks, steps, requests, placement, several)
 
     def _data(self) -> tuple[list[Any], ClientIndex, int, list[str]]:
-        """(references to the data in Ray's object store, the rows of every client, the number of test rows, lines for
-        the log).
+        """(references to the data and the frozen tensors in Ray's object store, the rows of every client, the number of
+        test rows, lines for the log).
 
-        No copy of the data stays in this process. The lines are about the execution plan and about unused rows.
+        No copy of them stays in this process. The lines are about the execution plan and about unused rows.
         """
+        frozen: Any = ray.put(to_arrays(self.run_spec.frozen))
+        self.run_spec = self.run_spec.with_frozen(from_arrays(ray.get(frozen)))
         split = checked_split(self.run_spec, say=self.events.append)
         if self.run_spec.experiment.engine.address and asks_for_kernels(self.run_spec, split):
             self.run_spec = self.run_spec.with_missing_kernels(tuple(lacking_kernels(self.run_spec, self._check)))
@@ -143,7 +145,7 @@ class DriverProcess:
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
         told = device_line(self.run_spec.experiment.engine, device)
         lines = [plan_line, told, *taken_notes(), *filter(None, [unused_rows(split)])]
-        return data, split.client_index, examples(split.test), lines
+        return [*data, frozen], split.client_index, examples(split.test), lines
 
     def _check(self) -> None:
         if self.signal:

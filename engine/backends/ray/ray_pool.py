@@ -94,9 +94,9 @@ class RayPool(Pool):
     ) -> None:
         """Start a worker for each request, and wait for them.
 
-        data: references to training set, test set and client index. table: its committed rows must not be lost. steps:
-        (N,) local steps of each client in a round. placement: the reserved resources, which `close` gives back.
-        several: whether workers may be on any node of a cluster, also on nodes that join later.
+        data: references to training set, test set, client index and frozen tensors. table: its committed rows must not
+        be lost. steps: (N,) local steps of each client in a round. placement: the reserved resources, which `close`
+        gives back. several: whether workers may be on any node of a cluster, also on nodes that join later.
         """
         self.run_spec, self.data, self.table, self.hooks = run_spec, data, table, hooks
         self.placement, self.several, self.engine = placement, several, run_spec.experiment.engine
@@ -134,7 +134,7 @@ class RayPool(Pool):
 
     # --- workers that start -------------------------------------------------------------------------------------------
     def _start_worker(self, request: WorkerRequest, tries: int = 0) -> None:
-        given = [self.run_spec.for_worker(request.group.gpus), *self.data]
+        given = [self.run_spec.without_frozen().for_worker(request.group.gpus), *self.data]
         worker = WorkerHandle.of(given, self.files, request, self.made, tries)
         worker.node = self._number_of(request.node)
         self.made += 1

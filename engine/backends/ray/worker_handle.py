@@ -90,7 +90,7 @@ class WorkerHandle:
     def of(
         given: Sequence[Any], files: StateFiles, request: WorkerRequest, number: int, tries: int = 0
     ) -> WorkerHandle:
-        """Start a worker. given: the run, and references to training set, test set and client index."""
+        """Start a worker. given: the run, and references to training set, test set, client index and frozen tensors."""
         group = request.group
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
         options |= {"concurrency_groups": {SIGNS: 1}, "scheduling_strategy": request.strategy}

@@ -31,7 +31,7 @@ from ...rounds.pool import Call, Failure, failure_of
 from ...run_spec import RunSpec
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ...stopping import on_signal
-from .arrow_columns import from_arrow
+from .arrow_columns import from_arrays, from_arrow
 from .shared_sums import OwnFiles, Places
 
 SIGNS = "signs"
@@ -98,9 +98,16 @@ class WorkerProcess(Worker):
     """A worker in a process of its own."""
 
     def __init__(
-        self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, files: StateFiles, number: int
+        self,
+        run_spec: RunSpec,
+        train: Any,
+        test: Any,
+        client_index: ClientIndex,
+        frozen: dict[str, np.ndarray],
+        files: StateFiles,
+        number: int,
     ) -> None:
-        """number: of the worker, for messages."""
+        """frozen: the frozen tensors of the model, in the object store. number: of the worker, for messages."""
         on_signal()  # what is to end is decided by the driver
         keep_freed_memory()
         self.number, self.beats, self.unfit = number, 0, ""
@@ -113,7 +120,7 @@ class WorkerProcess(Worker):
         self.layout = own_files(files, run_spec, self.node) if self.own else files.layout
         keeps_state = bool(self.layout.folder and pytree.tree_leaves(files.sample))
         self.files = RowFiles(self.layout, files.sample) if keeps_state else None
-        self.given = run_spec, train, test, client_index
+        self.given = run_spec, train, test, client_index, frozen
 
     def ready(self) -> Started:
         """Prepare the worker, in the thread that runs its tasks: some settings of torch belong to a thread. Raises
@@ -125,13 +132,18 @@ class WorkerProcess(Worker):
             raise WorkerUnfit(self.unfit)
         return Started(self.node, os.getpid(), self.stack.name, self.sum_files.files)
 
-    def _prepare(self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex) -> None:
+    def _prepare(
+        self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, frozen: dict[str, np.ndarray]
+    ) -> None:
+        run_spec = run_spec.with_frozen(from_arrays(frozen))
         settings.apply(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
         bound_memory(run_spec.device, run_spec.experiment.engine.gpus)
         # Batches of training rows are gathered; those of test rows are views, in which a network might write.
         data = Data(from_arrow(train), from_arrow(test, copied=True), client_index)
         prove_here(run_spec, data)
         super().__init__(run_spec, data, self.layout, self._live)
+        if frozen:
+            release_freed_memory()  # of the model as it was built
 
     def _live(self) -> None:
         self.beats += 1
