@@ -20,7 +20,7 @@ from .runs.prepare import new_run_id, prepare
 from .runs.result import Result
 from .runs.rounds import Rounds
 from .runs.run_directory import RunDirectory
-from .runs.saved_files import saved_config
+from .runs.saved_files import initial_model, saved_config
 from .state.checkpoint import checkpointed_rounds
 from .storage.expanded import expanded
 
@@ -161,8 +161,8 @@ def old_run(
             f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes, or give them "
             "to `fedfleet fork`"
         )
-    run_id, path, initial_model = run_directory.run_id, run_directory.path, run_directory.initial_model()
-    run_spec = prepare(experiment, run_id, path, resume=True, initial_model=initial_model)
+    run_id, path = run_directory.run_id, run_directory.path
+    run_spec = prepare(experiment, run_id, path, resume=True, initial_model=initial_model(path))
     check_rounds(run_spec, config["federation"]["rounds"])
     if run_directory.complete:
         before, now = ((d["federation"]["rounds"], d.get("evaluate", {}).get("stop")) for d in (config, wanted))

@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "Compare the runs in these folders.",
     "data": "Check the data sets that STUDY needs: what is missing, damaged or here in part, and all SHA-256.",
     "doctor": "Check versions on every node, placement of workers, storage, authentication and the MLflow store.",
+    "export": "Write the own models of clients of the complete run in the folder RUN as safetensors files.",
     "fleet": "Print percentiles of the devices in the section `systems` of EXPERIMENT, and write them to files.",
     "fork": "Go on from a committed round of the run in DIRECTORY with other settings, as a run of its own.",
     "list": "List what can be chosen by name.",

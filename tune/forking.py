@@ -76,12 +76,12 @@ def prepared(
     return fork_of(run, round, experiment, expanded(out) if out is not None else Path("runs") / run_id, run_id)
 
 
-def client_numbers(texts: Iterable[str]) -> tuple[int, ...]:
-    """The clients that options such as "3,7" name. Raises ConfigError for anything else."""
+def client_numbers(texts: Iterable[str], option: str = "--without-client") -> tuple[int, ...]:
+    """The clients that options such as "3,7" name. option: its name. Raises ConfigError for anything else."""
     found = []
     for text in texts:
         for part in text.split(","):
             if not part.strip().isdigit():
-                raise ConfigError(f"--without-client must be numbers of clients as in 3,7, got {text!r}; change it")
+                raise ConfigError(f"{option} must be numbers of clients as in 3,7, got {text!r}; change it")
             found.append(int(part))
     return tuple(dict.fromkeys(found))

@@ -9,5 +9,6 @@ built_conflicts   what does not go together and is known only when the parts are
 expected_columns  the columns that a record will have, found by one small round
 run_directory     writes the folder of a run; saved_files reads it, and tells it from other folders
 fork, restore     a new run from a round of another one (fork_states: with its states); a run from its copies
+client_states     the models of the clients of a finished run, from the states that it has kept
 observer, result  who watches a run, and what it ends with; evaluation and chart are functions of a result
 """

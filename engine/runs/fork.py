@@ -33,7 +33,7 @@ from ..storage.plain_files import refuse_unusual
 from .fork_states import check_workload, parent_of, states_of_fork, validated_with
 from .prepare import new_run_id, prepare
 from .run_directory import RunDirectory, json_of_frozen, log_line, read_run_id, refuse_run
-from .saved_files import FROZEN, INITIAL, NAMES, require_kind, saved_config
+from .saved_files import FROZEN, INITIAL, NAMES, initial_model, require_kind, saved_config
 
 
 @applied()
@@ -53,7 +53,7 @@ def fork_of(
         config = saved_config(origin.path)
         changes = fork_changes(config, experiment.plain())
         lineage = Lineage(origin.run_id, str(origin.path), 0, changes, lineage_of(origin.path))
-        run_spec = prepare(experiment, run_id, out.resolve(), initial_model=origin.initial_model())
+        run_spec = prepare(experiment, run_id, out.resolve(), initial_model=initial_model(origin.path))
         check_workload(parent_of(config, run_spec), run_spec)
         return run_spec, RunDirectory(out, run_id, lineage)
     unsafe, snapshot = mark_checkpoint(origin.path, number), snapshot_of(origin.path, number)
@@ -62,7 +62,7 @@ def fork_of(
     if experiment.federation.rounds <= number:
         rounds = experiment.federation.rounds
         raise ConfigError(f"federation.rounds > {number} must hold to go on after it, got {rounds}; set it higher")
-    run_spec = prepare(experiment, run_id, out.resolve(), resume=True, initial_model=origin.initial_model())
+    run_spec = prepare(experiment, run_id, out.resolve(), resume=True, initial_model=initial_model(origin.path))
     check_rounds(snapshot, run_spec)
     check_frozen(snapshot, run_spec)
     check_stop(run_spec, snapshot)

@@ -19,6 +19,7 @@ from ..storage.expanded import expanded
 from ..storage.plain_files import refuse_unusual
 from ..storage.sha256 import sha256
 from .chart import Horizontal, draw, optional
+from .client_states import ClientStates
 from .evaluation import evaluate
 from .saved_files import NAMES, read_result, require_kind, saved_config
 
@@ -118,6 +119,17 @@ class Result:
         otherwise. Raises ConfigError for unsuitable rows, and for a workload that cannot be built here.
         """
         return evaluate(self.experiment, self.model if model is None else model, test, clients)
+
+    def client_model(self, client: int) -> dict[str, Tensor]:
+        """The model of its own that a client is served with after the last round: name -> tensor. `fedfleet export`
+        writes such models to files. Raises ConfigError if clients have none, or if their states were not kept."""
+        return self.client_states().model(client)
+
+    def client_states(self) -> ClientStates:
+        """What the clients of the run have kept, for the models of many clients; errors as of `client_model`."""
+        if self.directory is None:
+            raise ConfigError("the run has no folder, so no states of clients were kept; run it with out")
+        return ClientStates(self.directory, self.run_id, self.experiment, len(self.rows))
 
     @property
     def seconds(self) -> float:

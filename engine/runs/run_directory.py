@@ -18,7 +18,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import yaml
-from torch import Tensor
 
 from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFull, first_line, full_traceback
 from ..records.best_model import FILE as BEST
@@ -43,7 +42,6 @@ from .saved_files import (
     NAMES,
     RESULT,
     SavedResult,
-    load_model,
     read_result,
     refuse_other_kind,
     require_kind,
@@ -116,15 +114,6 @@ class RunDirectory(Observer):
                     path.unlink(missing_ok=True)
         remove_files(str(self.path / "state"))
         remove_all(self.path)
-
-    def initial_model(self) -> dict[str, Tensor] | None:
-        """The model that the run was started with, or None. Raises ConfigError if the file is damaged."""
-        if not (self.path / INITIAL).is_file():
-            return None
-        try:
-            return load_model(self.path / INITIAL)
-        except Exception as error:  # of whatever kind safetensors raises
-            raise ConfigError(f"{self.path / INITIAL} is damaged ({first_line(error)}); put the file back") from error
 
     def begin(self, run_spec: RunSpec) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

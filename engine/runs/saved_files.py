@@ -122,6 +122,16 @@ def load_model(path: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
+def initial_model(folder: Path) -> dict[str, Tensor] | None:
+    """The model that the run in a folder was started with, or None. Raises ConfigError if the file is damaged."""
+    if not (folder / INITIAL).is_file():
+        return None
+    try:
+        return load_model(folder / INITIAL)
+    except Exception as error:  # of whatever kind safetensors raises
+        raise ConfigError(f"{folder / INITIAL} is damaged ({first_line(error)}); put the file back") from error
+
+
 def save_model(model: dict[str, Tensor], path: Path, frozen: Sequence[str] = ()) -> None:
     """Write the tensors of a model. The file's metadata `frozen` has the names of the frozen ones, separated by
     commas, if there are any."""
