@@ -278,7 +278,7 @@ class RunSpec:
             return method.adaptation if adapt == "auto" else None
         key = "evaluate.clients.adapt.rule"
         rule = rule_of(method, key) if adapt.rule == "same" else self.registry.build("RULES", adapt.rule, key)
-        same = self.experiment.federation.local.batch
+        same = self.experiment.federation.local.examples
         batch = None if adapt.batch == "all" else same if adapt.batch == "same" else adapt.batch
         return Adaptation(rule, adapt.steps, adapt.epochs, batch, adapt.prox)
 
@@ -440,10 +440,10 @@ class RunSpec:
         """The multiplications of the forward passes of all local steps, with at least LEAST_STEP for each step;
         infinity where they cannot be counted before the data are read."""
         federation = self.experiment.federation
-        if federation.local.steps is None:
+        if (steps := federation.local.steps) is None:
             return math.inf
-        one = max(LEAST_STEP, self.multiplications_of_batch())
-        return federation.rounds * federation.cohort * federation.local.steps * one
+        one = federation.local.accumulate * max(LEAST_STEP, self.multiplications_of_batch())
+        return federation.rounds * federation.cohort * steps * one
 
     def multiplications_of_batch(self) -> float:
         """The multiplications of a forward pass for one batch; infinity where they cannot be counted."""

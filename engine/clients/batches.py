@@ -90,7 +90,7 @@ def stream(
     offsets, ends = (client_index.offsets[clients + shift].astype(np.int64) for shift in (0, 1))
     sizes = ends - offsets
     steps = steps_of(sizes, local).astype(np.int64)
-    shape = (len(clients), int(steps.max()), min(local.batch, int(sizes.max())))
+    shape = (len(clients), int(steps.max()), min(local.examples, int(sizes.max())))
     rows, weight, keys = _draw(client_index.rows, (clients, offsets, sizes, visits, steps), shape, local, seed)
     if taken is None:
         return Stream(rows, weight, torch.from_numpy(steps), keys)
@@ -104,12 +104,12 @@ def _draw(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """(rows, weight, keys) of a Stream of this shape (c, K, B). all_rows: `ClientIndex.rows`."""
     clients, offsets, sizes, visited, steps = visits
-    first_batch, batches_per_pass = visited * steps, -(-sizes // local.batch)
+    first_batch, batches_per_pass = visited * steps, -(-sizes // local.examples)
     shuffled, start = _shuffle(clients, sizes, first_batch, steps, batches_per_pass, seed)
     step, per_pass = np.arange(shape[1]), batches_per_pass[:, None]
     number = first_batch[:, None] + np.minimum(step, steps[:, None] - 1)  # (c, K) batches of the whole stream
     pass_start = start[:, None] + (number // per_pass - number[:, :1] // per_pass) * sizes[:, None]
-    within_pass = ((number % per_pass) * local.batch)[..., None] + np.arange(shape[2])  # (c, K, B)
+    within_pass = ((number % per_pass) * local.examples)[..., None] + np.arange(shape[2])  # (c, K, B)
     real = within_pass < sizes[:, None, None]
     full = bool(real.all())
     if not full:

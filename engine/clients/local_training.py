@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
+from ...workloads import counted
 from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
 from ..kernels.contract import Kernels
@@ -73,9 +74,23 @@ class BatchOracle:
         return number(count, self.trainer.device, torch.int64)
 
     def __call__(self, y: Tree, /) -> Tree:
-        gradient, loss = self.gradient_of(y.flat, self.trainer, y.layout, tuple(self.batch), *self.batch.values())
+        gradient, loss = self._accumulated(y) if self.trainer.at_once else self._on(y, self.batch)
         self.losses.append(loss)
         return Tree(gradient, y.layout)
+
+    def _on(self, y: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(gradient (P,), what is kept of the loss) at y on a batch."""
+        return self.gradient_of(y.flat, self.trainer, y.layout, tuple(batch), *batch.values())
+
+    def _accumulated(self, y: Tree) -> tuple[Tensor, Tensor]:
+        """The same on the batch of the step, which is taken in parts."""
+        assert self.trainer.at_once is not None
+        gradient, losses = torch.zeros_like(y.flat), list[Tensor]()
+        for share, part in parts_of(self.batch, self.trainer.at_once):
+            found, loss = self._on(y, part)
+            gradient = gradient + found * share
+            losses.append(self.trainer.shared(loss, share))
+        return gradient, torch.stack(losses).sum(0)
 
 
 def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
@@ -90,6 +105,23 @@ def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
     if real is None:
         real = int((weight > 0).sum())
     return {name: column if name == "key" else column[:real] for name, column in batch.items()}
+
+
+def parts_of(batch: Batch, most: int) -> Iterator[tuple[Any, Batch]]:
+    """(share, part) of a batch in parts of at most so many examples. The mean loss of the batch is the sum over parts
+    of `share` times the mean loss of the part: a number, or () where examples have weights. Each part has a key of its
+    own; the weights of a part are 0 where all of its examples are padding."""
+    columns = {name: column for name, column in batch.items() if name not in ("key", "weight")}
+    weight, count = batch.get("weight"), len(next(iter(columns.values())))
+    for begin in range(0, count, most):
+        part = {name: column[begin : begin + most] for name, column in columns.items()}
+        part["key"] = counted.key(batch["key"], "part", begin // most) if begin else batch["key"]
+        if weight is None:
+            yield min(most, count - begin) / count, part
+            continue
+        own = weight[begin : begin + most]
+        share = own.sum()
+        yield share, {**part, "weight": own / torch.where(share > 0, share, 1.0)}
 
 
 class ClientSteps:
@@ -121,7 +153,7 @@ class ClientSteps:
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
         chain, flat = self.trainer.chain, y.flat
-        if chain is None:
+        if chain is None or self.trainer.at_once is not None:
             return None
         flat_total = total.flat.clone() if isinstance(total, Tree) else None
         flat_shift = shift.flat if isinstance(shift, Tree) else None
@@ -150,18 +182,19 @@ class LocalTrainer:
         recorder: StepRecorder | None = None,
         with_rms: bool = False,
         frozen: Params | None = None,
+        at_once: int | None = None,
     ) -> None:
         """x: the initial model, for its shapes and its device.
 
         precision: the dtype in which losses and their gradients are computed; None for the dtype of x. recorder: of a
         block's local steps; None to run each of them. with_rms: not with a chain. frozen: the frozen tensors of
-        the model.
+        the model. at_once: the most examples of which a gradient is computed at once; None for all of a local step.
         """
         self.recorder, self.with_rms = recorder, with_rms
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.state_spec, self.device = StateSpec(algorithm, x), x.flat.device
         self.chain = kernels.chain(workload, x.layout)
-        self.x, self.gradients = x, 0
+        self.x, self.gradients, self.at_once = x, 0, at_once
         dtype = x.flat.dtype if precision is None else precision
         self.frozen = {
             name: tensor.to(self.device, dtype if tensor.is_floating_point() else None)
@@ -174,7 +207,7 @@ class LocalTrainer:
         """What trainers have in common that differ in nothing but the numbers of their methods."""
         workload = identity(self.workload, without=("partition",))
         model = (self.x.layout, self.x.flat.dtype, str(self.device), sha256_of_tensors(self.frozen))
-        return (form(self.algorithm), workload, self.kernels, self.precision, self.with_rms, *model)
+        return (form(self.algorithm), workload, self.kernels, self.precision, self.with_rms, self.at_once, *model)
 
     @functools.cached_property
     def numbers(self) -> dict[Path, float]:
@@ -204,6 +237,11 @@ class LocalTrainer:
         squares = losses.detach().to(torch.promote_types(losses.dtype, torch.float32)).square()
         real = torch.ones_like(squares) if weight is None else (weight > 0).to(squares.dtype)
         return torch.stack([mean.to(squares.dtype), (squares * real).sum(), real.sum()])
+
+    def shared(self, kept: Tensor, share: Any) -> Tensor:
+        """What is kept of the loss on a part of a step's batch, as a summand of what is kept of the whole. share: of
+        the part, see `parts_of`."""
+        return torch.cat([kept[:1] * share, kept[1:]]) if self.with_rms else kept * share
 
     def loss_at(self, point: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """`loss` at a point in the run's dtype."""

@@ -30,7 +30,6 @@ from ..aggregation.message_rows import vector_leaves, with_vector_leaves
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, trusted_examples
 from ..cohorts.tasks import Broadcast, TrainingTask
-from ..config.schema import Local
 from ..memory import Recent
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator
@@ -183,7 +182,7 @@ class Worker:
         """The batches of a task's clients."""
         local = self.run_spec.experiment.federation.local
         if task.warm_start:
-            local = Local(epochs=1, batch=local.batch)
+            local = local.taking(epochs=1)
         seed, index = self.run_spec.experiment.seed, self._client_index(task)
 
         def draw() -> Stream:
@@ -192,7 +191,7 @@ class Worker:
         if self.draws is None:
             return draw()
         arrays = tuple(None if a is None else a.tobytes() for a in (task.clients, task.visits, task.steps))
-        key = (id(index), seed, local.epochs, local.steps, local.batch, *arrays)
+        key = (id(index), seed, local.epochs, local.steps, local.examples, *arrays)
         return self.draws.of(key, lambda: (index, draw()))[1]
 
     def end(self, under_way: TaskUnderWay, without_form: Collection[str] = ()) -> TaskResult:
@@ -401,8 +400,9 @@ class Worker:
             recorder = None if warm_start else self.recorder
             workload, precision = self.run_spec.workload, self.run_spec.precision
             with_rms = self.with_rms and not warm_start
+            at_once = self.run_spec.experiment.federation.local.at_once
             trainer = LocalTrainer(
-                algorithm, workload, self.x, self.kernels, precision, recorder, with_rms, self.frozen
+                algorithm, workload, self.x, self.kernels, precision, recorder, with_rms, self.frozen, at_once
             )
             while len(self.trainers) >= self.most_trainers:
                 self.trainers.pop(next(iter(self.trainers)))  # the oldest
@@ -509,7 +509,8 @@ class Worker:
                 workload, precision = self.run_spec.workload, self.run_spec.precision
                 freed = {name: self.frozen[name] for name in self.run_spec.kept_apart.frozen}
                 stays = {name: tensor for name, tensor in self.frozen.items() if name not in freed}
-                given = {"kernels": self.kernels, "precision": precision, "frozen": stays}
+                at_once = self.run_spec.experiment.federation.local.at_once
+                given = {"kernels": self.kernels, "precision": precision, "frozen": stays, "at_once": at_once}
                 made = Adapter(adaptation, self.x, freed, workload.buffers, workload=workload, **given)
             self.adapters = {version: made}
         return self.adapters[version]

@@ -40,7 +40,7 @@ def steps_of(sizes: np.ndarray, local: Local) -> np.ndarray:
     """(c,) the numbers of local steps of clients with `sizes` (c,) examples."""
     if local.epochs is None:
         return np.full(len(sizes), local.steps, dtype=np.int64)
-    return local.epochs * -(-sizes // local.batch)
+    return local.epochs * -(-sizes // local.examples)
 
 
 def plan_tasks(

@@ -30,6 +30,7 @@ DEFAULTS = {
     "evaluate.held_out": 0.0,
     "evaluate.validation": 0.0,
     "federation.sampler": "uniform",
+    "federation.local.accumulate": 1,
     "federation.mean": "auto",
     "federation.without": [],
     "federation.pace.name": "rounds",

@@ -95,12 +95,34 @@ class Local(Section):
     """The number of passes over the client's own training rows, at least 1."""
     batch: int = Field(default=32, ge=1, le=LARGEST_COUNT)
     """The number of examples in a batch, at least 1. The last batch of an epoch may have fewer."""
+    accumulate: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """The number of batches whose examples make one local step, at least 1. A step has the rows and the gradient that
+    it would have with a batch so many times as large, in the memory of one batch. What is drawn at random within the
+    model, such as dropout and noise, is drawn for each batch, and BatchNorm normalises each batch."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
             "steps", "epochs", "give either steps or epochs, not both", "drop one", lambda s: s.steps and s.epochs
         ),
+        Conflict(
+            *("accumulate", "batch", f"a local step has at most {LARGEST_COUNT} examples", "lower it"),
+            lambda s: s.examples > LARGEST_COUNT,
+        ),
     )
+
+    @property
+    def examples(self) -> int:
+        """The number of examples of a local step."""
+        return self.batch * self.accumulate
+
+    @property
+    def at_once(self) -> int | None:
+        """The most examples of which a gradient is computed at once; None for all of a local step."""
+        return self.batch if self.accumulate > 1 else None
+
+    def taking(self, steps: int | None = None, epochs: int | None = None) -> Self:
+        """The work of another number of local steps, or of epochs, on the same batches."""
+        return self.model_copy(update={"steps": steps, "epochs": epochs})
 
     @model_validator(mode="before")
     @classmethod

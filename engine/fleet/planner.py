@@ -19,7 +19,7 @@ from ...algorithms.tree import Tree
 from ...workloads.client_index import ClientIndex
 from ..cohorts.samplers import NOBODY, Ask, CountedSampler, Draw, Feedback, PoissonSampler, Sampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
-from ..config.schema import Federation, Local, Pace
+from ..config.schema import Federation, Pace
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
 from ..records.per_client import LATE, LOST, USED
@@ -110,7 +110,7 @@ class Planner(ABC):
 
     def everyone(self) -> Update:
         """The pass over all clients that some methods begin with."""
-        clients, local = np.arange(self.federation.clients), Local(epochs=1, batch=self.federation.local.batch)
+        clients, local = np.arange(self.federation.clients), self.federation.local.taking(epochs=1)
         tasks = plan_tasks(clients, self.client_index.sizes, local, self.block)
         return self._weighted(Update(clients, len(clients), self._client_weights(clients), tasks=tasks), 0)
 
@@ -193,7 +193,7 @@ class RoundPlanner(Planner):
         """The pass takes as long as the slowest client, all of whom have to be there."""
         if self.fleet is None:
             return state
-        local, traffic = Local(epochs=1, batch=self.federation.local.batch), Traffic.of(StateSpec(method, x))
+        local, traffic = self.federation.local.taking(epochs=1), Traffic.of(StateSpec(method, x))
         fleet = self.fleet.with_local(local, traffic)
         everyone = np.arange(self.federation.clients)
         device = fleet.device_numbers(everyone, 0)
@@ -237,7 +237,7 @@ class RoundPlanner(Planner):
             return self.fleet.visits(everyone, number, visited, begin).duration
 
         steps = steps_of(sizes, federation.local)
-        sizes_and_work = (sizes, target, steps, federation.local.batch)
+        sizes_and_work = (sizes, target, steps, federation.local.examples)
         return Ask(
             self.seed, number, federation.clients, federation.cohort, spares, eligible, *sizes_and_work, probe, duration
         )

@@ -135,7 +135,7 @@ class Fleet:
         if self.remembered is not None and deadline == np.inf:
             return VisitTimes(*(column[clients] for column in self.remembered))
         sizes, device = self.client_index.sizes_of(clients), self.device_numbers(clients, number)
-        full, batches = steps_of(sizes, self.local), -(-sizes // self.local.batch)
+        full, batches = steps_of(sizes, self.local), -(-sizes // self.local.examples)
         request = WorkRequest(self.seed, clients, number, full, batches, device.compute)
         steps = np.clip(self.work.steps(request), 1, full)
         down, up = (transfer_seconds(size, rate) for size, rate in zip(self.traffic[:2], device[1:3], strict=True))
@@ -171,7 +171,7 @@ class Fleet:
         if not self.devices.constant:
             return
         self.remembered_devices = self.devices.numbers(self.seed, everyone, 0)
-        full_batches = self.systems.examples == "nominal" or not (sizes % self.local.batch).any()
+        full_batches = self.systems.examples == "nominal" or not (sizes % self.local.examples).any()
         nobody_is_lost = not self.systems.dropout and (self.availability.always or self.systems.interrupt == "never")
         if self.work.whole and full_batches and nobody_is_lost:
             self.remembered = self.visits(everyone, 0, np.zeros_like(everyone), 0.0)
@@ -184,9 +184,9 @@ class Fleet:
         full = steps_of(sizes, self.local)
         if unit in ("forward", "example"):
             if self.systems.examples == "nominal":
-                units = self.local.batch * steps
+                units = self.local.examples * steps
             else:
-                units = examples_seen(sizes, self.local.batch, visited * full, steps)
+                units = examples_seen(sizes, self.local.examples, visited * full, steps)
             units = units * (3 if unit == "forward" else 1)
         else:
             units = steps if unit == "step" else steps / full

@@ -405,7 +405,7 @@ def block_difference(run_spec: RunSpec, split: Split) -> str:
 
     What raises an exception by itself is left to the run.
     """
-    ragged = may_be_ragged(split.client_index, run_spec.experiment.federation.local.batch)
+    ragged = may_be_ragged(split.client_index, run_spec.experiment.federation.local.examples)
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
     try:

@@ -16,7 +16,6 @@ from ..accelerators.memory import allocated_memory, free_memory, peak_memory
 from ..clients.worker import Data, Worker
 from ..cohorts.samplers import sample
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
-from ..config.schema import Local
 from ..errors import RAISED_BY_USERS
 from ..memory import release_freed_memory
 from ..run_spec import ExecutionPlan, RunSpec
@@ -133,7 +132,7 @@ def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:
     federation = experiment.federation
     steps = STEPS if run_spec.device.type == "cpu" else GPU_STEPS
     if int(steps_of(np.asarray(data.client_index.sizes), federation.local).max()) > steps:
-        local = Local(steps=steps, batch=federation.local.batch)
+        local = federation.local.taking(steps=steps)
         federation = federation.model_copy(update={"local": local})
     # Kernels that are not proven yet are measured as if they were: a plan is not used unless its kernels are proven.
     kernels = run_spec.kernels_named(plan.kernels)

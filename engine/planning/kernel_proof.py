@@ -159,7 +159,8 @@ class Proof:
         for step in (lambda last: 0, lambda last: min(1, last), lambda last: last):
             steps = [step(int(self.drawn.steps[client]) - 1) for client in range(2)]
             pairs.append((self.batch(0, steps[0], self.fewer), self.batch(1, steps[1], self.fewer)))
-        ragged = self.blocks and may_be_ragged(self.given.client_index, self.run_spec.experiment.federation.local.batch)
+        examples = self.run_spec.experiment.federation.local.examples
+        ragged = self.blocks and may_be_ragged(self.given.client_index, examples)
         if ragged and not any(is_padded(batch) for pair in pairs for batch in pair):
             pairs[-1] = with_padding(pairs[-1])
         return pairs

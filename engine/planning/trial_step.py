@@ -30,7 +30,6 @@ from ..clients.batches import Stream, stream
 from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, unpadded
 from ..clients.modules import TRIALS, generators, kept_generators, moved
 from ..cohorts.samplers import sample
-from ..config.schema import Local
 from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError
 from ..kernels.agreement import equal
 from ..run_spec import RunSpec
@@ -349,7 +348,7 @@ class Trial:
         """Batches of the first clients: columns (c, b, …), "key" (c,), and "weight" (c, b) if some are short."""
         federation, seed, train = self.run_spec.experiment.federation, self.run_spec.experiment.seed, self.split.train
         clients = sample(seed, 1, federation.clients, federation.cohort)[:CLIENTS]
-        local = Local(steps=1, batch=federation.local.batch)
+        local = federation.local.taking(steps=1)
         drawn: Stream = stream(self.split.client_index, clients, np.zeros(len(clients)), local, seed)
         rows = drawn.rows[:, 0, :EXAMPLES].numpy()
         columns = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in train.items()}

@@ -13,7 +13,7 @@ from ...workloads.client_index import ClientIndex
 from ...workloads.objectives import Classes
 from ...workloads.workload import Split
 from ..accelerators.settings import applied
-from ..config.schema import Experiment, Local
+from ..config.schema import Experiment
 from ..errors import ConfigError, FedFleetError, nearest
 from ..rounds.pool import finished
 from ..run_spec import ExecutionPlan, RunSpec
@@ -34,7 +34,7 @@ def columns(experiment: Experiment) -> list[str] | None:
     plan = experiment.federation
     plain = experiment.aggregate == "mean" and experiment.attack is None  # other rules need their cohort
     cohort = min(2, plan.cohort) if plain else plan.cohort
-    small = plan.model_copy(update={"cohort": cohort, "local": Local(steps=1, batch=plan.local.batch)})
+    small = plan.model_copy(update={"cohort": cohort, "local": plan.local.taking(steps=1)})
     engine = experiment.engine.model_copy(
         update={"backend": "local", "device": "cpu", "store": None, "keep_state": False, "address": None}
     )

@@ -136,6 +136,7 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("federation.sampler", "pace.name", [ASYNCHRONOUS, "federation.sampler=weighted"]),
     ("federation.mean", "pace.name", [ASYNCHRONOUS, "federation.mean=normalised"]),
     ("federation.local.steps", "epochs", ["federation.local={steps: 1, epochs: 1}"]),
+    ("federation.local.accumulate", "batch", ["federation.local={batch: 65536, accumulate: 65536}"]),
     ("federation.pace.deadline", "stragglers", ["federation.pace.deadline=3"]),
     ("federation.pace.stragglers", "deadline", ["federation.pace.stragglers=drop"]),
     ("federation.pace.notice", "deadline", ["federation.pace.notice=never"]),
