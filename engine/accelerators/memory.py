@@ -9,6 +9,8 @@ import torch
 
 ROWS_SHARE = 0.5
 """The share of a worker's free memory that the columns of the training set may take."""
+STATES_SHARE = 0.5
+"""The share of the memory that is free beside a block of clients which rows of client states may take."""
 LEAST_SHARE = 0.01
 
 
@@ -56,6 +58,15 @@ def row_budget(device: torch.device) -> int | None:
     """The bytes that training columns may take on the device; None for no limit."""
     free = free_memory(device)
     return None if free is None else int(ROWS_SHARE * free)
+
+
+def state_budget(device: torch.device) -> int:
+    """The bytes that rows of client states may take on the device, once a block of clients has run there."""
+    free = free_memory(device)
+    if free is None:
+        return 0
+    block = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    return int(STATES_SHARE * max(0, free - block))
 
 
 def allocated_memory(device: torch.device) -> int:

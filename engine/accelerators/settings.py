@@ -279,6 +279,18 @@ def in_turns(
             steps.close()
 
 
+@contextmanager
+def in_any_order() -> Iterator[None]:
+    """A context in which kernels need no deterministic form, for a call whose result cannot depend on any order."""
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    asked = torch.are_deterministic_algorithms_enabled()
+    _C._set_deterministic_algorithms(False, warn_only=warns)  # torch's own function sets more, which takes longer
+    try:
+        yield
+    finally:
+        _C._set_deterministic_algorithms(asked, warn_only=warns)
+
+
 def workspace_clause() -> str:
     """What to say where the user's own value of the environment variable makes cuBLAS nondeterministic, "" else."""
     given = os.environ.get(WORKSPACE, WORKSPACES[0])

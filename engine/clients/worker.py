@@ -35,6 +35,7 @@ from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator
 from ..reduction.tree import TaskResult
 from ..run_spec import RunSpec
+from ..state.resident_rows import ResidentRows
 from ..state.row_files import RowFiles, StateLayout
 from .batches import BlockForm, ClientBatches, Stream, TaskBatches, stream
 from .evaluation import (
@@ -52,6 +53,8 @@ from .modules import evaluating
 from .own_models import Adapter, OwnModels, report_means, rows_of
 
 LARGEST_SEED = 2**63 - 1
+WriteStates = Callable[[RowFiles | ResidentRows], np.ndarray]
+"""Writes new states of clients to their fresh rows, and returns the digests of these."""
 
 
 class Data(NamedTuple):
@@ -103,7 +106,7 @@ class TaskUnderWay:
     batches: TaskBatches
     accumulator: Accumulator
     started: float
-    unwritten: list[Callable[[RowFiles], np.ndarray]] = field(default_factory=list)
+    unwritten: list[WriteStates] = field(default_factory=list)
 
     def blocks(self) -> Iterator[slice]:
         """The positions of the clients of each block."""
@@ -127,7 +130,7 @@ class Worker:
         self.columns = DeviceColumns(data.train, self.device, row_budget(self.device))
         self.state_spec = StateSpec(run_spec.method(), self.x)
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
-        self.rows = RowFiles(layout, self.state_spec.client) if keeps_state else None
+        self.rows: RowFiles | ResidentRows | None = RowFiles(layout, self.state_spec.client) if keeps_state else None
         self.layout, self.beat = layout, beat
         self.as_they_are = run_spec.stage_plan.leaves_messages_alone(layout.messages)
         self.messages: dict[bool, StagedMessages] = {}  # by warm_start
@@ -272,7 +275,8 @@ class Worker:
         task, accumulator, steps = under_way.task, under_way.accumulator, under_way.batches.drawn.steps[block]
         result = self._staged(result, task, block, accumulator)
         accumulator.add_block(result, steps.numpy(), task.weights[block])
-        self._save_states(under_way, lambda rows: rows.write(torch.from_numpy(task.write[block]), result.client))
+        fresh = task.write[block]
+        self._save_states(under_way, fresh, lambda rows: rows.write(torch.from_numpy(fresh), result.client))
         accumulator.end_block()
 
     def _train_client(self, under_way: TaskUnderWay, position: int, only_client: bool) -> None:
@@ -289,7 +293,8 @@ class Worker:
         result = under_way.trainer.train_client(under_way.public, client, int(steps[0]), local_batches)
         result = self._staged(result, task, position, accumulator)
         accumulator.add_one(result, steps, task.weights[position : position + 1], only_client)
-        self._save_states(under_way, lambda rows: rows.write_one(int(task.write[position]), result.client))
+        fresh = task.write[position : position + 1]
+        self._save_states(under_way, fresh, lambda rows: rows.write_one(int(fresh[0]), result.client))
 
     # --- client states --------------------------------------------------------------------------------------------
     def _load_states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
@@ -305,15 +310,15 @@ class Worker:
             self.initial = public, algorithm.client_init(public)
         return self.initial[1]
 
-    def _save_states(self, under_way: TaskUnderWay, write: Callable[[RowFiles], np.ndarray]) -> None:
-        """Write new states. write: writes them to their fresh rows, and returns the digests of the rows.
+    def _save_states(self, under_way: TaskUnderWay, fresh: np.ndarray, write: WriteStates) -> None:
+        """Write new states to their fresh rows (c,). write: does so, and returns the digests of the rows.
 
-        On a device other than the processor they are written when the task ends, because the processor would have to
+        States on a device whose rows are in files are written when the task ends, because the processor would have to
         wait for each block.
         """
         if self.rows is None:
             return
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" or (isinstance(self.rows, ResidentRows) and self.rows.takes(fresh)):
             self._write_states(under_way.accumulator, self.rows, write)
         else:
             under_way.unwritten.append(write)
@@ -324,7 +329,7 @@ class Worker:
             assert self.rows is not None
             self._write_states(under_way.accumulator, self.rows, write)
 
-    def _write_states(self, accumulator: Accumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]) -> None:
+    def _write_states(self, accumulator: Accumulator, rows: RowFiles | ResidentRows, write: WriteStates) -> None:
         began = time.perf_counter()
         digests = write(rows)
         if self.layout.digests:

@@ -16,6 +16,7 @@ FREE_KEYS = (
     "engine.gpus",
     "engine.address",
     "engine.patience",
+    "engine.state_memory",
     "engine.placement",
     "engine.wait",
     "engine.pending",

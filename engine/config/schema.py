@@ -421,9 +421,9 @@ Workers = Annotated[
 class Engine(Section):
     """How and where the run is computed.
 
-    `backend`, `workers`, `cpus`, `gpus`, `address`, `placement`, `wait` and `pending` never change a bit of the result.
-    `block`, `kernels`, `vectorise`, `threads`, `dtype` and `device` may change it within rounding errors, and
-    `precision` within the rounding errors of bfloat16 or TF32.
+    `backend`, `workers`, `cpus`, `gpus`, `address`, `placement`, `wait`, `pending` and `state_memory` never change a
+    bit of the result. `block`, `kernels`, `vectorise`, `threads`, `dtype` and `device` may change it within rounding
+    errors, and `precision` within the rounding errors of bfloat16 or TF32.
     """
 
     backend: Literal["auto", "ray", "local"] = "auto"
@@ -473,6 +473,10 @@ class Engine(Section):
     state_dtype: Literal["same", "bfloat16"] = "same"
     """The type of clients' states between rounds, `same` as dtype (default) or `bfloat16`. Single numbers of a state,
     such as counts, stay as they are."""
+    state_memory: Literal["auto"] | Annotated[float, Field(ge=0, le=1024)] = "auto"
+    """The GiB of the device's memory, 0 to 1024, in which a run in the calling process keeps clients' states between
+    rounds; those that do not fit are in files. `auto` (default): half of what is free on a CUDA device beside a block
+    of clients; nothing on the processor, and on Ray, whose workers share files."""
     store: str | None = None
     """The folder for clients' states (default: in the folder of the run, or a temporary folder without one)."""
     keep_state: bool = False

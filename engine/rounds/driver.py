@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -166,6 +167,9 @@ class Driver:
             return
         release_disk(self.run_spec.directory, beside_launcher=False)
         if hasattr(self, "pool"):
+            if self.run_spec.experiment.engine.keep_state:
+                with suppress(RowsLost):  # which the log has
+                    self.table.write_back()
             self.pool.close()
         if self.checkpoints is not None:
             self.checkpoints.finish()
@@ -571,6 +575,11 @@ class Driver:
             return
         self.log_lines += self.checkpoints.finish()
         if self.round in self.checkpoints.pinned:
+            return
+        try:
+            self.table.write_back()
+        except RowsLost as lost:
+            self.log(f"round {self.round}: no checkpoint can be written ({lost})")
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves((self.server, self.stage_state))]
         leaves += [torch.from_numpy(array.copy()) for array in pytree.tree_leaves(self.plan_state)]

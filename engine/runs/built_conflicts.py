@@ -254,6 +254,11 @@ ENGINE = rows(
         *("engine.kernels", "run", "must fit the run", "choose torch or auto"),
         why_no_kernels,
     ),
+    (
+        *("engine.state_memory", "engine.backend", "is for runs in the calling process; workers on Ray share files"),
+        "choose auto, or backend: local",
+        lambda b: b.experiment.engine.state_memory not in ("auto", 0) and b.run_spec.backend.name == "ray",
+    ),
 )
 
 # --- files ------------------------------------------------------------------------------------------------------------

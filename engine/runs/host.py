@@ -20,6 +20,7 @@ from ..rounds.driver import Driver
 from ..rounds.pool import Phase, Results
 from ..rounds.under_way import Outcome, UnderWay
 from ..run_spec import RunSpec
+from ..state.row_table import RowTable
 from ..stopping import check
 from ..workload.split import unused_rows
 
@@ -76,8 +77,14 @@ def driver_here(run_spec: RunSpec, split: Split, beat: Callable[[], None] = lamb
     """The driver of a run with a pool in this process, both of which are closed at the end. beat: see `LocalPool`."""
     data = Data.of(split.train, split.test, split.client_index)
     driver = Driver(run_spec, split.client_index, len(next(iter(split.test.values()))))
+
+    def pool(table: RowTable) -> LocalPool:
+        made = LocalPool(run_spec, data, table.layout, beat)
+        made.keep_rows(table)
+        return made
+
     try:
-        driver.start(lambda table: LocalPool(run_spec, data, table.layout, beat))
+        driver.start(pool)
         yield driver
     finally:
         driver.close()

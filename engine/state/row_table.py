@@ -65,10 +65,12 @@ class RowTable:
         self.waiting: set[int] = set()  # fresh rows of an asynchronous run's results whose updates are yet to come
         own = self._make_files(folder) if leaves else ""
         self.layout = StateLayout(own, self.capacity, bfloat16, digests, shared=shared if own else ())
-        # A cluster pool replaces these callbacks; the first two receive rows (n,).
+        # Pools replace these callbacks, all of which but the first receive rows (n,).
         self.on_grown: Callable[[int], None] = lambda capacity: None  # there are more rows now
         self.fetch_rows: Callable[[np.ndarray], None] = lambda rows: None  # copy rows of other nodes to this node
         self.on_restored: Callable[[np.ndarray], None] = lambda rows: None  # rows of a copy were written to this node
+        # Write rows that a worker keeps in its memory to the files, see `ResidentRows.write_back`.
+        self.write_rows_back: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
 
     def _make_files(self, folder: str | None) -> str:
         folder = tempfile.mkdtemp(prefix="fedfleet-state-") if folder is None else folder
@@ -168,6 +170,15 @@ class RowTable:
             self.pending = None
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
+    def write_back(self) -> None:
+        """Have all committed rows in files, and know their digests. Raises RowsLost if a worker has lost some."""
+        if self.write_rows_back is None:
+            return
+        clients = np.flatnonzero(self.row >= 0)
+        positions, digests = self.write_rows_back(self.row[clients])
+        if len(self.digest):
+            self.digest[clients[positions]] = digests
+
     def pin(self, row: np.ndarray) -> None:
         """Do not overwrite the rows of a checkpoint. row: (N,), -1 for clients without one."""
         self.pins[row[row >= 0]] += 1

@@ -60,6 +60,7 @@ def test_memory_of_a_device(cards, device):
     assert cards.fractions == [1.0, 1.0]
     assert memory.free_memory(device) == TOTAL - (1 << 30)
     assert memory.allocated_memory(device) == 1 << 30
+    assert memory.state_budget(device) == (TOTAL - (2 << 30)) // 2
     assert memory.peak_memory(device) == 2 << 30
     assert memory.peak_memory(device) == 1 << 30
 

@@ -120,6 +120,7 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ),
     ("engine.precision", "workload", ["engine.precision=bfloat16", "workload=quadratic"]),
     ("engine.kernels", "run", ["engine.kernels=graph"]),
+    ("engine.state_memory", "engine.backend", ["engine.state_memory=1", "engine.backend=ray"]),
     ("checkpoint.every", "out", ["checkpoint.every=1"]),
     ("checkpoint.seconds", "out", ["checkpoint.seconds=5"]),
     ("checkpoint.folder", "out", ["checkpoint.folder=copies"]),
