@@ -8,7 +8,8 @@
     server_update    the server's next state, from the mean of the cohort's messages
     model            the model that is evaluated
 
-Methods whose clients have models of their own define an eighth, `client_model`.
+Methods whose clients have models of their own define an eighth, `client_model`. Those in which each client makes
+something of its own of the broadcast, as of its losses, define `looks` and `view`.
 
 The functions are written for ONE client. The engine calls them for one client, or for a block of clients at once under
 `torch.func.vmap`; it averages the messages and gives the mean to the server. Therefore the client's functions change
@@ -110,7 +111,7 @@ class Message(NamedTuple):
       their sum (by a fixed number in private runs, as all fields are). A mean of states is a state, whereas a
       displacement may count for more or less than one.
     - `norm2`: the squared norm of `delta` for server rules that compare the mean of these with the squared norm of
-      the mean, added up and divided as `delta` is; else ().
+      the mean, or what the mean of `delta` is divided by; added up and divided as `delta` is; else ().
     """
 
     delta: Any
@@ -200,6 +201,12 @@ class Algorithm(ABC):
     own_models: bool = False
     """Whether clients are evaluated with models of their own, see `client_model`."""
 
+    own_view: bool = False
+    """Whether each client makes something of its own of the broadcast, see `view`."""
+
+    divides_means: bool = False
+    """Whether the server divides one mean of the cohort by another. Rules of aggregation guard neither."""
+
     shares_model: bool = True
     """False: clients send nothing of the model. Its running statistics then stay with them, too."""
 
@@ -237,6 +244,16 @@ class Algorithm(ABC):
     @abstractmethod
     def client_init(self, public: Public) -> Client:
         """What one client keeps between rounds, before its first round; `()` for a stateless client."""
+
+    def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
+        """The m models whose mean losses over all its training rows a client finds before its first local step, and
+        before it is evaluated; all tensors of the model. Only with `own_view`."""
+        return ()
+
+    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
+        """What one client makes of the broadcast, which its other functions then get in the place of `public`, except
+        `client_init`. `number`: (), int64, of the client; `losses`: (m,), those of `looks`. Only with `own_view`."""
+        return public
 
     @abstractmethod
     def client_begin(self, public: Public, client: Client) -> Local:
@@ -320,6 +337,14 @@ class Around(Algorithm):
         return self.method.own_models
 
     @property
+    def own_view(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.own_view
+
+    @property
+    def divides_means(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.divides_means
+
+    @property
     def shares_model(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.shares_model
 
@@ -333,6 +358,12 @@ class Around(Algorithm):
 
     def origin(self, public: Any) -> Tree:
         return self.method.origin(public)
+
+    def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
+        return self.method.looks(public, client)
+
+    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
+        return self.method.view(public, number, losses)
 
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return self.method.client_model(x, public, client)

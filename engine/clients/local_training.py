@@ -53,6 +53,13 @@ class LocalResult(NamedTuple):
     rms: Tensor | None = None  # () or (c,), see `LocalTrainer`
 
 
+class OwnViews(NamedTuple):
+    """The public states of the clients of a block where each has a view of its own (`Algorithm.view`): every leaf has
+    the clients' axis first."""
+
+    state: Any
+
+
 class BatchOracle:
     """The gradient oracle of one local step. `losses` has what is kept of the loss of each call, see
     `LocalTrainer.kept`."""
@@ -307,6 +314,7 @@ class LocalTrainer:
     def train_block(self, public: Any, client: Any, steps: Tensor, batches: BlockBatches) -> LocalResult:
         """The local training of c clients at once, along the first axis of every leaf of `client`.
 
+        public: the public state of all of them, or their OwnViews.
         steps: (c,) numbers of local steps, which may differ, in the processor's memory.
         """
         shortest, longest, steps = int(steps.min()), int(steps.max()), to_device(steps, self.device)
@@ -331,21 +339,28 @@ class LocalTrainer:
 
     def _begin_block(self, public: Any, client: Any, steps: Tensor) -> Any:
         """The local states of a block before the first step."""
-        # `steps` is passed to vmap because clients without state have no other tensor to vectorise over.
-        local = vectorised(lambda _, client: self.algorithm.client_begin(public, client))(steps, client)
+        begin = self.algorithm.client_begin
+        if isinstance(public, OwnViews):
+            local = vectorised(begin)(public.state, client)
+        else:  # `steps` is passed to vmap because clients without state have no other tensor to vectorise over
+            local = vectorised(lambda _, client: begin(public, client))(steps, client)
         return local if self.device.type == "cpu" else contiguous(local)
 
     def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
         """A local step of a block: (client states, local states, batches, done (c,)) -> (the next local states, what
         was kept of each client's loss)."""
-        return self.kernels.together(
-            lambda client, local, batch, done: self.step(
-                BatchOracle(Gradient.apply, self, batch, done), public, client, local
-            )
-        )
+
+        def step(public: Any, client: Any, local: Any, batch: Batch, done: Tensor) -> tuple[Any, Tensor]:
+            return self.step(BatchOracle(Gradient.apply, self, batch, done), public, client, local)
+
+        if isinstance(public, OwnViews):
+            return functools.partial(self.kernels.together(step), public.state)
+        return self.kernels.together(functools.partial(step, public))
 
     def _finish_block(self, public: Any, client: Any, local: Any) -> tuple[Any, Any]:
         """(the decoded messages, the new client states) of a block."""
+        if isinstance(public, OwnViews):
+            return vectorised(self.finish)(public.state, client, local)
         return vectorised(lambda client, local: self.finish(public, client, local))(client, local)
 
     def _recorded(self, inputs: Any, local: Any) -> Any:

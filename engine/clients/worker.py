@@ -48,7 +48,7 @@ from .evaluation import (
     evaluate_test_rows,
     probe_losses,
 )
-from .local_training import LocalResult, LocalTrainer
+from .local_training import LocalResult, LocalTrainer, OwnViews
 from .modules import evaluating
 from .own_models import Adapter, OwnModels, report_means, rows_of
 
@@ -107,6 +107,7 @@ class TaskUnderWay:
     accumulator: Accumulator
     started: float
     unwritten: list[WriteStates] = field(default_factory=list)
+    looks: int = 0  # rows times models of which clients have found the losses
 
     def blocks(self) -> Iterator[slice]:
         """The positions of the clients of each block."""
@@ -128,7 +129,8 @@ class Worker:
         self.x = run_spec.initial_model().to(self.device)
         self.frozen = {name: tensor.to(self.device) for name, tensor in run_spec.frozen.items()}
         self.columns = DeviceColumns(data.train, self.device, row_budget(self.device))
-        self.state_spec = StateSpec(run_spec.method(), self.x)
+        method = run_spec.method()
+        self.state_spec, self.own_view = StateSpec(method, self.x), method.own_view
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows: RowFiles | ResidentRows | None = RowFiles(layout, self.state_spec.client) if keeps_state else None
         self.layout, self.beat = layout, beat
@@ -205,10 +207,11 @@ class Worker:
         accumulator.times["data"] += self.gather_seconds
         total, apart, clients = accumulator.result()
         seconds = time.perf_counter() - under_way.started
+        looks = {"looks": float(under_way.looks)} if under_way.looks else {}
         return TaskResult(
             task.index,
             total.leaves,
-            {**total.facts, **accumulator.times, "seconds": seconds},
+            {**total.facts, **accumulator.times, "seconds": seconds, **looks},
             {"id": task.clients, **clients},
             branch=task.branch,
             apart=apart,
@@ -259,7 +262,10 @@ class Worker:
         """The clients of one block at once, vectorised."""
         clients, steps = self.load_block(under_way, block), under_way.batches.drawn.steps[block]
         batches = under_way.batches.of_block(BlockForm.of(under_way.batches.drawn, block))
-        result = under_way.trainer.train_block(under_way.public, clients, steps, lambda k: batches.at((block, k)))
+        public = under_way.public
+        if under_way.trainer.algorithm.own_view:
+            public = self._views(under_way, block, clients)
+        result = under_way.trainer.train_block(public, clients, steps, lambda k: batches.at((block, k)))
         self.put_block(under_way, block, result)
 
     def load_block(self, under_way: TaskUnderWay, block: slice) -> Any:
@@ -283,18 +289,44 @@ class Worker:
         """One client of a block. position: of the client in the task. only_client: whether the block has no other."""
         task, accumulator, batches = under_way.task, under_way.accumulator, under_way.batches
         began, row = time.perf_counter(), int(task.read[position])
-        if row < 0 or self.rows is None:
-            client = self._initial_state(under_way.trainer.algorithm, under_way.public)
-        else:
-            client = self.rows.read_one(row)
+        client = self._state_of(under_way.trainer.algorithm, under_way.public, row)
         accumulator.times["state"] += time.perf_counter() - began
         steps = batches.drawn.steps[position : position + 1].numpy()
         local_batches = ClientBatches(batches, position, self.beat)
-        result = under_way.trainer.train_client(under_way.public, client, int(steps[0]), local_batches)
+        public = self._view(under_way, position, client)
+        result = under_way.trainer.train_client(public, client, int(steps[0]), local_batches)
         result = self._staged(result, task, position, accumulator)
         accumulator.add_one(result, steps, task.weights[position : position + 1], only_client)
         fresh = task.write[position : position + 1]
         self._save_states(under_way, fresh, lambda rows: rows.write_one(int(fresh[0]), result.client))
+
+    # --- clients' views of the broadcast --------------------------------------------------------------------------
+    def _view(self, under_way: TaskUnderWay, position: int, client: Any) -> Any:
+        """What a client makes of the broadcast. position: of the client in the task; client: what it keeps."""
+        algorithm, number = under_way.trainer.algorithm, int(under_way.task.clients[position])
+        if not algorithm.own_view:
+            return under_way.public
+        index = self._client_index(under_way.task)
+        seen, looks = self._seen(algorithm, under_way.public, client, number, index)
+        under_way.looks += looks
+        return seen
+
+    def _views(self, under_way: TaskUnderWay, block: slice, clients: Any) -> OwnViews:
+        """The views of the clients of a block. clients: their states, stacked."""
+        views = [
+            self._view(under_way, position, pytree.tree_map(lambda leaf, place=place: leaf[place], clients))
+            for place, position in enumerate(range(block.start, block.stop))
+        ]
+        return OwnViews(pytree.tree_map(lambda *leaves: torch.stack(leaves), *views))
+
+    def _seen(self, algorithm: Algorithm, public: Any, client: Any, number: int, index: ClientIndex) -> tuple[Any, int]:
+        """(what a client makes of the broadcast, the rows times models of which it has found the losses). client: what
+        it keeps; index: the rows that clients train on."""
+        models = algorithm.looks(public, client)
+        losses = [self._means_of(model, number, index)["loss"] for model in models]
+        of_client = torch.tensor(number, device=self.device)
+        seen = algorithm.view(public, of_client, torch.tensor(losses, dtype=self.x.flat.dtype, device=self.device))
+        return seen, len(models) * int(index.sizes[number])
 
     # --- client states --------------------------------------------------------------------------------------------
     def _load_states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
@@ -303,6 +335,12 @@ class Worker:
         if self.rows is None or bool((read < 0).all()):
             return pytree.tree_map(lambda leaf: leaf.expand(len(read), *leaf.shape), initial)
         return self.rows.read(read, initial)
+
+    def _state_of(self, algorithm: Algorithm, public: Any, row: int) -> Any:
+        """The state of one client. row: its row, -1 for a client on its first visit."""
+        if row < 0 or self.rows is None:
+            return self._initial_state(algorithm, public)
+        return self.rows.read_one(row)
 
     def _initial_state(self, algorithm: Algorithm, public: Any) -> Any:
         """The state of a client before its first visit."""
@@ -464,7 +502,8 @@ class Worker:
         x = Tree(x, self.x.layout)
         public = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
         models: dict[str, list[Tree]] = {"server": [x] * len(task.clients)} if task.server else {}
-        models["own"] = [self._own_model(algorithm, x, public, int(row)) for row in task.read]
+        numbers = zip(task.clients.tolist(), task.read.tolist(), strict=True)
+        models["own"] = [self._own_model(algorithm, x, public, number, row) for number, row in numbers]
         gradients = 0.0
         if (adapter := self._adapter_for(task.round, algorithm)) is not None:
             batches = self._adapting_batches(adapter, task)
@@ -484,11 +523,12 @@ class Worker:
         columns = {name: np.array(values) for name, values in found.items()}
         return TaskResult(task.index, [], {"gradients": gradients}, {"id": task.clients, **columns})
 
-    def _own_model(self, algorithm: Algorithm, x: Tree, public: Any, row: int) -> Tree:
+    def _own_model(self, algorithm: Algorithm, x: Tree, public: Any, number: int, row: int) -> Tree:
         """The model that a client is evaluated with. row: of its state, -1 before its first visit."""
-        if row < 0 or self.rows is None:
-            return algorithm.client_model(x, public, self._initial_state(algorithm, public))
-        return algorithm.client_model(x, public, self.rows.read_one(row))
+        client = self._state_of(algorithm, public, row)
+        if algorithm.own_view:
+            public, _ = self._seen(algorithm, public, client, number, self.data.client_index)
+        return algorithm.client_model(x, public, client)
 
     def _means_of(self, model: Tree, client: int, index: ClientIndex) -> dict[str, float]:
         """The means of the workload's report on the rows that a client has by this index, {} if it has none."""

@@ -103,6 +103,12 @@ class Buffered(Around):
     def client_init(self, public: Public) -> Client:
         return self.method.client_init(public.method)
 
+    def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
+        return tuple(join_trees(x, public.buffers) for x in self.method.looks(public.method, client))
+
+    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
+        return public._replace(method=self.method.view(public.method, number, losses))
+
     def client_begin(self, public: Public, client: Client) -> Local:
         return WithBuffers(self.method.client_begin(public.method, client), public.buffers)
 

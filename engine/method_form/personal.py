@@ -183,6 +183,13 @@ class Personal(Around):
         rule = self.rule.init(self._trained(personal)) if self.keep else ()
         return Own(self.method.client_init(public.method), personal, rule)
 
+    def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
+        shared = self.method.looks(public.method, client.method)
+        return tuple(self.division.join(x, client.personal) for x in shared)
+
+    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
+        return public._replace(method=self.method.view(public.method, number, losses))
+
     def client_begin(self, public: Public, client: Client) -> Local:
         local = self.method.client_begin(public.method, client.method)
         rule = client.rule if self.keep else self.rule.init(self._trained(client.personal))

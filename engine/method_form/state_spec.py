@@ -28,6 +28,7 @@ class StateSpec:
             self.public: Any = algorithm.broadcast(self.server)
             public = algorithm.unpack(self.public)
             self.client: Any = algorithm.client_init(public)
+            public = some_view(algorithm, public, self.client)
             local = algorithm.client_begin(public, self.client)
             self.sent: Message = algorithm.client_finish(public, self.client, local)[0]
             self.message: Message = algorithm.decode(public, self.sent)
@@ -114,6 +115,15 @@ class StateSpec:
     def message_leaves(self) -> list[Tensor]:
         """Samples of the leaves of a message, which have its shapes, dtypes and devices."""
         return pytree.tree_leaves(self.message)
+
+
+def some_view(algorithm: Algorithm, public: Any, client: Any) -> Any:
+    """What a client makes of the broadcast, for its form: that of client 0 with losses of 0."""
+    if not algorithm.own_view:
+        return public
+    models = algorithm.looks(public, client)
+    losses = models[0].flat.new_zeros(len(models)) if models else torch.zeros(0)
+    return algorithm.view(public, torch.zeros((), dtype=torch.int64, device=losses.device), losses)
 
 
 def without_known(public: Any) -> Any:

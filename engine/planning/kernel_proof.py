@@ -50,6 +50,7 @@ from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, orthogonalised_by
 from ..kernels.torchs import Torch
 from ..kernels.vectorised import vectorised
+from ..method_form.state_spec import some_view
 from ..run_spec import RunSpec
 from .as_written import Forms, Gradients, changes_beside, exceeding_parts, may_be_ragged, padded_to
 
@@ -429,7 +430,9 @@ class Proof:
         """One step of a client with torch's kernels."""
         method = self.run_spec.method(round)
         public = method.unpack(method.broadcast(method.server_init(self.x)))
-        self.trainer(method, Torch()).train_client(public, method.client_init(public), 1, only_batch(batch))
+        client = method.client_init(public)
+        seen = some_view(method, public, client)
+        self.trainer(method, Torch()).train_client(seen, client, 1, only_batch(batch))
 
     # --- who fails ------------------------------------------------------------------------------------------------
     def by_torch(self, f: Callable[[], Any]) -> Any:

@@ -27,11 +27,12 @@ from ...algorithms.contract import Algorithm, Round
 from ...workloads.stateless import Stateless
 from ...workloads.workload import Split
 from ..clients.batches import Stream, stream
-from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, unpadded
-from ..clients.modules import TRIALS, generators, kept_generators, moved
+from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, OwnViews, unpadded
+from ..clients.modules import TRIALS, evaluating, generators, kept_generators, moved
 from ..cohorts.samplers import sample
-from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError
+from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError, type_and_first_line
 from ..kernels.agreement import equal
+from ..method_form.state_spec import some_view
 from ..run_spec import RunSpec
 from ..user_code import Line, LineFinder, is_called_by, is_user_file, user_lines
 from .as_written import gradient_difference, trying
@@ -263,6 +264,10 @@ class Trial:
         given = {"public state": public}
         client = self.watch("client_init", algorithm.client_init, given)
         given["client's state"] = client
+        if algorithm.own_view:
+            self.check_looks(self.watch("looks", algorithm.looks, given))
+            view = lambda public, client: some_view(algorithm, public, client)  # noqa: E731
+            given["public state"] = public = self.watch("view", view, given)
         local = self.watch("client_begin", algorithm.client_begin, given)
         trainer = self.trainer()
         columns = self.columns()
@@ -291,6 +296,24 @@ class Trial:
         self.check_server(server, trainer.state_spec.mean([leaf.double() for leaf in leaves_of(message)], 1.0, 1.0))
         if may_vectorise(self.run_spec, self.split):
             self.check_block(trainer, public, client, columns)
+
+    def check_looks(self, models: tuple[Any, ...]) -> None:
+        """Raise ConfigError unless clients can find the losses of these models."""
+        if not models:
+            return
+        row = {name: torch.from_numpy(np.ascontiguousarray(column[:1])) for name, column in self.split.train.items()}
+        point = {**self.run_spec.frozen, **dict(models[0].items())}
+        try:
+            with evaluating():
+                got = ", ".join(report := self.run_spec.workload.report(point, row))
+        except RAISED_BY_USERS as error:
+            report, got = {}, type_and_first_line(error)
+        if "loss" not in report:
+            self.refuse(
+                f"the method needs the loss of each training row in the workload's report, got {got}",
+                [],
+                "add the column loss, or choose another method",
+            )
 
     def check_losses(self, trainer: LocalTrainer, batch: Mapping[str, Tensor]) -> None:
         """Raise ConfigError if the losses of a client's batch are not one number per example: the padding of a block's
@@ -470,6 +493,8 @@ class Trial:
         if count < CLIENTS:
             return
         clients = pytree.tree_map(lambda leaf: leaf.expand(count, *leaf.shape), client)
+        if self.algorithm.own_view:
+            public = OwnViews(pytree.tree_map(lambda leaf: leaf.expand(count, *leaf.shape), public))
         try:
             trainer.train_block(public, clients, torch.ones(count, dtype=torch.int64), lambda k: columns)
         except FedFleetError:

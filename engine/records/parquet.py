@@ -24,6 +24,9 @@ client/count, dropped               clients that took part; clients left out (fa
                                     clients that send nothing)
 client/steps, gradients             the sums of their local steps and gradients; in round 1 with the gradients of a warm
                                     start
+client/looks                        the rows, times models, of which clients found the losses before their first
+                                    steps, for methods that need them; in an asynchronous run of the visits that have
+                                    ended since the update before
 client/norm2                        the mean of |y_K - x|^2; with a compression, of the decoded messages
 client/clipped, nonfinite, snr      in a private run: the share of messages that the bound shortened; the number that
                                     were not finite and became zeros; the norm of the mean without noise over that of
@@ -83,7 +86,7 @@ from .history import History, Record
 
 INTEGER_COLUMNS = (
     "round",
-    *("client/count", "client/dropped", "client/steps", "client/gradients"),
+    *("client/count", "client/dropped", "client/steps", "client/gradients", "client/looks"),
     *("comm/bytes_down", "comm/bytes_up", "comm/bytes_buffers_down", "comm/bytes_buffers_up"),
 )
 

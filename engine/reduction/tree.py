@@ -210,6 +210,7 @@ class RoundTotals(NamedTuple):
             "client/dropped": len(self.dropped),
             "client/steps": self.facts["steps"],
             "client/gradients": self.facts["gradients"],
+            **({"client/looks": looks} if (looks := self.facts.get("looks")) else {}),
             **time_columns(self.facts, train, workers),
             "time/sum": self.seconds,
         }

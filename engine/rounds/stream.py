@@ -55,6 +55,10 @@ class ClientResult(NamedTuple):
     steps: int
 
 
+SPENT = (*TIMES, "seconds", "looks")
+"""What the tasks since the last update have taken together."""
+
+
 class Block(NamedTuple):
     """A block of the jobs of one version. due: the number of the update before which it runs; number: of the block on
     the lowest level of the tree of its version. jobs: of its clients, in order."""
@@ -120,7 +124,7 @@ class Stream(Training):
         self.sums: dict[int, dict[int, dict[int, Sums]]] = {}  # update -> version -> number of the block -> its sums
         self.results: dict[Job, ClientResult] = {}  # of jobs that have run, and whose updates are yet to come
         self.dropped: set[Job] = set()  # that have no result
-        self.spent: dict[str, float] = defaultdict(float)  # seconds of the workers since the last update
+        self.spent: dict[str, float] = defaultdict(float)  # by the workers since the last update
 
     # --- an update ----------------------------------------------------------------------------------------------------
     def totals(
@@ -148,9 +152,9 @@ class Stream(Training):
             "id": np.array([job.client for job in used]),
             **{name: np.array([getattr(each, name) for each in results]) for name in ("loss", "norm2", "steps")},
         }
-        times = {name: self.spent[name] for name in (*TIMES, "seconds")}
+        spent = {name: self.spent[name] for name in SPENT}
         self.spent.clear()
-        return RoundTotals(leaves, {**facts, **times}, clients, dropped, seconds)
+        return RoundTotals(leaves, {**facts, **spent}, clients, dropped, seconds)
 
     def _sum(self, number: int, state_spec: StateSpec, used: list[Job]) -> tuple[Leaves, dict[str, float]]:
         """(the sums of the update's messages, sums of facts by name with what the displacements are divided by)."""
@@ -371,7 +375,7 @@ class Stream(Training):
             self.table.release_waiting(rows[sorted(free)])
         self.dropped.update(jobs[place] for place in absent)
         self.phases.tell_notes(self.number + 1, result.notes)
-        for name in (*TIMES, "seconds"):
+        for name in SPENT:
             self.spent[name] += result.facts.get(name, 0.0)
 
     def row_after(self, update: Update, totals: RoundTotals) -> np.ndarray:

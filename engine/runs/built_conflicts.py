@@ -147,6 +147,16 @@ SAMPLING = rows(
         "lower it",
         lambda b: isinstance(b.pace, Pace) and b.pace.select > 1 and not b.run_spec.sampler.gives_spares,
     ),
+    (
+        *("federation.mean", "method", "unbiased is of one mean, and the method divides one by another"),
+        "choose normalised",
+        lambda b: b.experiment.federation.mean == "unbiased" and b.method.divides_means,
+    ),
+    (
+        *("aggregate", "method", "the method divides by a mean that the rule does not guard"),
+        "choose mean, or another method",
+        lambda b: b.method.divides_means and not isinstance(b.run_spec.stage_plan.rule, Mean),
+    ),
     *(
         (
             *(key, "method", "does not go with a method that weighs clients by their steps"),

@@ -19,6 +19,7 @@ torch.set_num_threads(1)
 class Run(NamedTuple):
     """The server's state and the states of all clients after each round."""
 
+    problem: object
     method: object
     servers: list
     clients: list
@@ -29,8 +30,9 @@ class Run(NamedTuple):
     def own_models(self):
         """What each client is evaluated with at the end."""
         server = self.servers[-1]
-        public = self.method.unpack(self.method.broadcast(server))
-        return [self.method.client_model(self.method.model(server), public, each) for each in self.clients[-1]]
+        public, x = self.method.unpack(self.method.broadcast(server)), self.method.model(server)
+        views = [seen(self.method, public, each, i, self.problem) for i, each in enumerate(self.clients[-1])]
+        return [self.method.client_model(x, *each) for each in zip(views, self.clients[-1], strict=True)]
 
 
 def tree(x):
@@ -54,6 +56,14 @@ class Step:
         return tree(self.problem.gradient(i, arrays(y), r, k))
 
 
+def seen(method, public, client, i, problem):
+    """What client i makes of the broadcast."""
+    if not method.own_view:
+        return public
+    losses = [problem.loss(i, arrays(x)) for x in method.looks(public, client)]
+    return method.view(public, torch.tensor(i), torch.tensor(losses, dtype=torch.float64))
+
+
 def visit(method, public, client, oracles):
     """One client's local training: begin, one step for each oracle, finish."""
     local = method.client_begin(public, client)
@@ -63,14 +73,15 @@ def visit(method, public, client, oracles):
     return method.decode(public, message), client
 
 
-def play(method, server, clients, cohort, where):
-    """One round of a cohort, which updates `clients`. `where`: (the Round, function i -> oracles of client i)."""
+def play(method, server, clients, cohort, where, problem=None):
+    """One round of a cohort, which updates `clients`. `where`: (the Round, function i -> oracles of client i);
+    `problem`: for methods whose clients have views of their own."""
     round, oracles = where
     messages, counts = [], []
     public = method.unpack(method.broadcast(server))
     for i in cohort:
         steps = oracles(i)
-        message, clients[i] = visit(method, public, clients[i], steps)
+        message, clients[i] = visit(method, seen(method, public, clients[i], i, problem), clients[i], steps)
         messages.append(message)
         counts.append(len(steps))
     mean = pytree.tree_map(lambda *leaves: sum(leaves) / len(leaves), *messages)
@@ -98,10 +109,10 @@ def run(method, problem, cohorts, steps):
     if method.warm_start is not None:
         whole = Round(0, len(cohorts), n, n)
         server = play(method.warm_start, server, clients, range(n), (whole, oracles(-1)))
-    result, away = Run(method, [], []), set() if method.warm_start is not None else set(range(n))
+    result, away = Run(problem, method, [], []), set() if method.warm_start is not None else set(range(n))
     for r, cohort in enumerate(cohorts):
         where = Round(r + 1, len(cohorts), len(cohort), n)
-        server = play(method, server, clients, cohort, (where, oracles(r)))
+        server = play(method, server, clients, cohort, (where, oracles(r)), problem)
         away -= {*cohort}
         for i in away if method.own_models else ():  # they begin with what they receive at their first visit
             clients[i] = method.client_init(method.unpack(method.broadcast(server)))

@@ -116,6 +116,13 @@ MEAN_OF_ONE = "With one step, the mean, the last and the first gradient are one 
 OPEN_THRESHOLDS = "Thresholds of 0 and infinity clip nothing."
 
 TABLE = [
+    SameMethod(
+        f"{{name: qffl, q: 0, rule: {ADAM}, L: 7}}",
+        f"{{name: fedavg, rule: {ADAM}}}",
+        PARTIAL,
+        exact=False,
+        why="No loss counts, and h is L for all.",
+    ),
     *(
         SameMethod(
             "{name: fedmuon_bc, matrix_lr: 0.1, vector_lr: 0.1, alpha: 1, ball: identity, scale: none, "

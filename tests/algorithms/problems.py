@@ -63,6 +63,10 @@ class Quadratic:
         noise = np.random.default_rng((self.seed, i, r + 1, k)).normal(size=self.size)
         return unflatten(h @ (flatten(x) - a) + self.noise * noise, self.shapes)
 
+    def loss(self, i, x):
+        h, a = self.parts[i]
+        return float((flatten(x) - a) @ h @ (flatten(x) - a) / 2)
+
 
 @dataclass(frozen=True)
 class Logistic:

@@ -16,7 +16,7 @@ from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.method_form.batch_norm import Buffered
 from fedfleet.engine.method_form.personal import Division, Personal, Turns
-from tests.algorithms.driver import run, tree
+from tests.algorithms.driver import arrays, run, tree
 from tests.algorithms.own import CASES, PROBLEMS, Problem
 from tests.algorithms.problems import unflatten
 
@@ -58,9 +58,9 @@ def test_golden_values(name):
     result = run(method_of(name), problem, *case.timetable)
     for model, expected in zip(result.models(), case.expected["x"], strict=True):
         np.testing.assert_allclose(model.flat, expected, rtol=0, atol=DIGITS)
-    models = [model.flat for model in result.own_models()]
-    np.testing.assert_allclose(torch.stack(models), case.expected["models"], rtol=0, atol=DIGITS)
-    found = [problem.loss(i, model) for i, model in enumerate(models)]
+    models = result.own_models()
+    np.testing.assert_allclose(torch.stack([y.flat for y in models]), case.expected["models"], rtol=0, atol=DIGITS)
+    found = [problem.loss(i, arrays(model)) for i, model in enumerate(models)]
     np.testing.assert_allclose(found, case.expected["losses"], rtol=0, atol=DIGITS)
 
 

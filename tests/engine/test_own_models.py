@@ -45,7 +45,7 @@ def method_of(name: str) -> dict[str, Any]:
     if case.method in OF_THEIR_OWN:
         more = {name: value for name, value in given.items() if name not in ("lr", "lr_personal")}
         return {"name": base, "rule": sgd(given["lr"]), "personal_rule": sgd(given["lr_personal"]), **more}
-    more = {name: given[name] for name in ("server_lr", "variant", "lr_inner", "delta") if name in given}
+    more = {name: given[name] for name in ("server_lr", "variant", "lr_inner", "delta", "q") if name in given}
     return {"name": base, "rule": sgd(given["lr"]), **more}
 
 
@@ -84,7 +84,7 @@ def golden(name: str) -> Experiment:
     )
 
 
-FOUND = ("local_only", "fine_tuned", "partial", "per_fedavg", *OF_THEIR_OWN)
+FOUND = ("local_only", "fine_tuned", "partial", "per_fedavg", "qffl", *OF_THEIR_OWN)
 RUNS = [name for name, (_, case) in CASES.items() if case.method in FOUND]
 
 
@@ -96,7 +96,13 @@ def test_golden_values(name: str, tmp_path: Path):
     np.testing.assert_allclose(found, case.expected["x"][-1], rtol=0, atol=DIGITS)
     table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
     model = "adapted" if "adapted_training_loss" in table else "own"
-    np.testing.assert_allclose(table[f"{model}_training_loss"], case.expected["losses"], rtol=0, atol=DIGITS)
+    losses = case.expected.get("losses") or case.expected["server_losses"]
+    np.testing.assert_allclose(table[f"{model}_training_loss"], losses, rtol=0, atol=DIGITS)
+    if looks := case.expected["looks"]:
+        sizes = [len(rows) for rows in PROBLEMS[problem].rows]
+        models = looks // sum(map(len, case.cohorts))
+        rows = [models * sum(sizes[i] for i in cohort) for cohort in case.cohorts]
+        assert [row["client/looks"] for row in result.rows] == rows
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

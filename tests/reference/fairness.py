@@ -2,6 +2,7 @@
 
 agnostic    Mohri, Sivek, Suresh 2019, arXiv:1902.00146, with K local steps of all clients in each round
 term        Li, Beirami, Sanjabi, Smith 2021, arXiv:2007.01162, with clients as groups
+qffl        Li, Sanjabi, Beirami, Smith 2020, arXiv:1905.10497, Algorithm 2
 """
 
 import numpy as np
@@ -53,5 +54,24 @@ def term(problem, sizes, cohorts, K, lr, tilt, weights="uniform"):
             weight = (sizes[i] if weights == "examples" else 1.0) * np.exp(tilt * problem.loss(i, x))
             moved, total = add(moved, add(y, x, -1.0), weight), total + weight
         x = add(x, moved, 1 / total)
+        path.append(x)
+    return path
+
+
+def qffl(problem, sizes, cohorts, steps, lr, q, weights="uniform"):
+    """x after each round. steps: (round, client) -> K. weights: uniform, or by examples."""
+    x, path, L = copy(problem.start), [], 1 / lr
+    for r, cohort in enumerate(cohorts):
+        moved, h = zeros(x), 0.0
+        for i in cohort:
+            y = copy(x)
+            for k in range(steps[r, i]):
+                y = add(y, problem.gradient(i, y, r, k), -lr)
+            loss, weight = problem.loss(i, x) + 1e-10, sizes[i] if weights == "examples" else 1.0
+            delta = add(zeros(x), add(x, y, -1.0), L)
+            square = sum(float((value**2).sum()) for value in delta.values())
+            moved = add(moved, delta, weight * loss**q)
+            h += weight * (q * loss ** (q - 1) * square + L * loss**q)
+        x = add(x, moved, -1 / h)
         path.append(x)
     return path

@@ -1,0 +1,55 @@
+"""Views: what clients find of the broadcast before they train. Blocks, statistics, personal tensors, refusals."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from fedfleet.engine import run
+from fedfleet.engine.errors import ConfigError
+from tests.engine.test_personal import HEAD, NORMED, small
+
+FEDERATION = {"clients": 12, "cohort": 5, "rounds": 2, "local": {"steps": 4, "batch": 8}}
+QFFL = {"name": "qffl", "q": 2.0}
+
+
+@pytest.mark.parametrize("more", [{}, {"workload": NORMED}, {"personal": HEAD}], ids=["plain", "statistics", "head"])
+def test_alone_as_in_a_block(more):
+    """Running statistics and personal tensors belong to the models whose losses are found."""
+    engine = {"backend": "local", "dtype": "float64", "kernels": "torch"}
+    one, two = (
+        run(small(method=QFFL, **more, federation=FEDERATION, engine={**engine, "block": block})) for block in (1, 3)
+    )
+    for name, value in one.model.items():
+        torch.testing.assert_close(value, two.model[name], rtol=1e-9, atol=1e-12)
+    rows = [row["client/looks"] for row in one.rows]
+    assert rows == [row["client/looks"] for row in two.rows]
+    assert all(rows)
+
+
+def test_runs_without_views_have_no_column_of_them():
+    assert "client/looks" not in run(small()).rows[-1]
+    assert "client/looks" not in run(small(method={"name": "qffl", "q": 0.0})).rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"aggregate": "median"}, "aggregate: the method divides by a mean that the rule does not guard"),
+        (
+            {"federation": {**FEDERATION, "mean": "unbiased"}},
+            "federation.mean: unbiased is of one mean, and the method divides one by another",
+        ),
+        (
+            {"privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-3}},
+            "it weighs clients by their losses, for which there is no bound",
+        ),
+        ({"workload": "quadratic"}, "the method needs the loss of each training row in the workload's report, got"),
+    ],
+    ids=["rule", "mean", "privacy", "report"],
+)
+def test_refusals(sections, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run(small(method=QFFL, **sections))
