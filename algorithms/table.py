@@ -65,6 +65,10 @@ METHODS = {
         ("apfl", "own models are mixed with the server's", "Deng et al. 2020", "1 + scalar | 1 | 1 | 2"),
     ),
     **_family(
+        "Clusters of clients",
+        ("ifca", "k models, every client trains the one that fits it", "Ghosh et al. 2020", "0 | 2 | 1 + scalar | 1"),
+    ),
+    **_family(
         "Fairness",
         ("qffl", "clients with large losses count more", "Li et al. 2020", "0 | 1 | 1 + scalar | 1"),
     ),

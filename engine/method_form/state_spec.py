@@ -103,7 +103,8 @@ class StateSpec:
         of_part = {"delta": divisor, "norm2": divisor, "averaged": weight}
         means = [total / of_part.get(part, count) for total, part in zip(sums, self.parts, strict=True)]
         if divisor != weight and self.statistics and self.parts[0] == "delta":
-            means[0][..., -self.statistics :] = sums[0][..., -self.statistics :] / weight
+            last = 0 if isinstance(self.message.delta, Tree) else self.parts.count("delta") - 1
+            means[last][..., -self.statistics :] = sums[last][..., -self.statistics :] / weight
         return self.converted(means)
 
     def converted(self, leaves: list[Tensor]) -> Message:

@@ -117,6 +117,14 @@ OPEN_THRESHOLDS = "Thresholds of 0 and infinity clip nothing."
 
 TABLE = [
     SameMethod(
+        f"{{name: ifca, clusters: 1, rule: {ADAM}}}",
+        f"{{name: fedavg, rule: {ADAM}}}",
+        PARTIAL,
+        exact=True,
+        why="There is nothing to choose.",
+        apart=None,
+    ),
+    SameMethod(
         f"{{name: qffl, q: 0, rule: {ADAM}, L: 7}}",
         f"{{name: fedavg, rule: {ADAM}}}",
         PARTIAL,

@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfleet.algorithms.contract import Deferred, RunContext
+from fedfleet.algorithms.ifca import Ifca
 from fedfleet.engine.cohorts.samplers import CountedSampler
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.workload import Split, Workload
 from tests.algorithms.own import CASES, PROBLEMS, losses
+from tests.algorithms.test_clusters import with_starts
 
 
 @dataclass(frozen=True)
@@ -51,5 +54,14 @@ class Tiny(Workload):
         return {"loss": losses(p, batch["row"], False)}
 
 
+@dataclass(frozen=True)
+class Starts(Deferred):
+    """IFCA with the models before round 1 of its golden case."""
+
+    def build(self, context: RunContext) -> Ifca:
+        return with_starts(CASES["ifca"][1].settings["starts"])
+
+
+METHODS = {"ifca_from": Starts}
 SAMPLERS = {"given": Given}
 WORKLOADS = {"tiny": Tiny}

@@ -15,12 +15,16 @@ FEDERATION = {"clients": 12, "cohort": 5, "rounds": 2, "local": {"steps": 4, "ba
 QFFL = {"name": "qffl", "q": 2.0}
 
 
-@pytest.mark.parametrize("more", [{}, {"workload": NORMED}, {"personal": HEAD}], ids=["plain", "statistics", "head"])
-def test_alone_as_in_a_block(more):
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [(QFFL, {}), (QFFL, {"workload": NORMED}), (QFFL, {"personal": HEAD}), ("ifca", {"workload": NORMED})],
+    ids=["plain", "statistics", "head", "chosen"],
+)
+def test_alone_as_in_a_block(method, more):
     """Running statistics and personal tensors belong to the models whose losses are found."""
     engine = {"backend": "local", "dtype": "float64", "kernels": "torch"}
     one, two = (
-        run(small(method=QFFL, **more, federation=FEDERATION, engine={**engine, "block": block})) for block in (1, 3)
+        run(small(method=method, **more, federation=FEDERATION, engine={**engine, "block": block})) for block in (1, 3)
     )
     for name, value in one.model.items():
         torch.testing.assert_close(value, two.model[name], rtol=1e-9, atol=1e-12)

@@ -1,0 +1,160 @@
+"""IFCA: k models, and every client trains the one that fits its rows best.
+
+Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv:2006.04088, Algorithm 1 with model averaging.
+
+Choose it when clients fall into a few groups with problems of their own, and nobody knows which client is in which
+group. It costs k times the download and k forward passes over a client's rows in every visit.
+
+    j   = the model with the smallest mean loss over the client's rows, the first of several
+    y   <- x_j;  K times: y <- y - step(g(y))
+    x_j <- x_j + mean over the clients that chose j of (y_K - x_j)          a model that nobody chose stays
+
+A client is evaluated with the model that it would choose now, also if it has never taken part. The server's model is
+x_1. With k = 1 it is FedAvg.
+
+Departures:
+- Each x_j with j > 1 begins as x_1 with normal numbers added, where the authors' code draws k initial models.
+- The authors' code lets clients choose by test rows when they are evaluated, and here they choose by training rows.
+- Running statistics are averaged over all clients, whatever they have chosen.
+- Variants that average gradients, or in which the models have layers in common, are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..workloads import counted
+from .contract import (
+    Algorithm,
+    Client,
+    Deferred,
+    Local,
+    LocalSteps,
+    Message,
+    Oracle,
+    Public,
+    Round,
+    RunContext,
+    Server,
+)
+from .fedavg import Plain
+from .local import LocalMethod, PublicState, Rule
+from .parts.checks import nonnegative
+from .parts.rules import Sgd
+from .parts.servers import Mean
+from .tree import Tree
+
+
+class View(NamedTuple):
+    """What a client makes of the broadcast."""
+
+    method: PublicState  # of FedAvg, with the model that the client has chosen
+    chosen: Tensor  # (), int64
+
+
+class Change(NamedTuple):
+    """The delta of a message."""
+
+    delta: Tree
+    chosen: Tensor  # (), int64
+
+
+@dataclass(frozen=True)
+class Ifca(Algorithm):
+    """`method`: FedAvg, for the model that a client has chosen; `clusters`: k; `spread`: how far apart the models are
+    before round 1; `seed`: of the numbers that are added. The public state has the k models."""
+
+    method: LocalMethod
+    clusters: int
+    spread: float
+    seed: int = 0
+    own_view = True
+    own_models = True
+    divides_means = True
+    not_private = "a client's choice is a number that nothing bounds"
+
+    def server_init(self, x: Tree) -> Server:
+        return Server(self.starts(x))
+
+    def starts(self, x: Tree) -> tuple[Tree, ...]:
+        """The k models before round 1."""
+        return (x, *(self._beside(x, j) for j in range(1, self.clusters)))
+
+    def _beside(self, x: Tree, j: int) -> Tree:
+        """x with normal numbers added, whose deviation is `spread` times the root mean square of each tensor."""
+        draws = counted.normal(counted.key(self.seed, "ifca", j), x.flat.numel()).to(x.flat)
+        return Tree.of(
+            {
+                name: leaf + self.spread * leaf.square().mean().sqrt() * noise
+                for (name, leaf), (_, noise) in zip(x.items(), Tree(draws, x.layout).items(), strict=True)
+            }
+        )
+
+    def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
+        return public
+
+    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
+        chosen = losses.argmin()
+        flat = torch.stack([x.flat for x in public]).index_select(0, chosen.view(1))[0]
+        return View(PublicState(Tree(flat, public[0].layout), (), ()), chosen)
+
+    def client_init(self, public: Public) -> Client:
+        return ()
+
+    def client_begin(self, public: Public, client: Client) -> Local:
+        return self.method.client_begin(public.method, self.method.client_init(public.method))
+
+    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
+        return self.method.client_step(public.method, self.method.client_init(public.method), local, oracle)
+
+    def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
+        return self.method.client_steps(public.method, self.method.client_init(public.method), local, steps)
+
+    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
+        message, _ = self.method.client_finish(public.method, self.method.client_init(public.method), local)
+        return message._replace(delta=Change(message.delta, public.chosen)), ()
+
+    def decode(self, public: Public, message: Message) -> Message:
+        """The change of every model, 0 but for the chosen one, and in the place of `norm2` who has chosen each."""
+        delta, chosen = message.delta
+        places = (torch.arange(self.clusters, device=chosen.device) == chosen).to(delta.flat.dtype)
+        return message._replace(delta=tuple(delta * place for place in places.unbind()), norm2=places)
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        shares = torch.where(mean.norm2 > 0, mean.norm2, 1)
+        return Server(tuple(x + d / s for x, d, s in zip(server.public, mean.delta, shares.unbind(), strict=True)))
+
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        """share_1, …: the share of the clients' weights that chose each model."""
+        return {f"share_{j}": share for j, share in enumerate((mean.norm2 / mean.norm2.sum()).unbind(), 1)}
+
+    def model(self, server: Server) -> Tree:
+        return server.public[0]
+
+    def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
+        return public.method.x
+
+
+@dataclass(frozen=True)
+class Planned(Deferred):
+    """The settings, without the seed of the run."""
+
+    method: LocalMethod
+    clusters: int
+    spread: float
+
+    def build(self, context: RunContext) -> Ifca:
+        return Ifca(self.method, self.clusters, self.spread, context.seed)
+
+
+def ifca(clusters: int = 2, rule: Rule = Sgd(0.1), spread: float = 1.0) -> Planned:
+    """clusters: the number k of models; rule: the local optimiser; spread: the deviation of the normal numbers by which
+    the models differ before round 1, in units of the root mean square of each tensor."""
+    if clusters < 1:
+        raise ValueError(f"clusters >= 1 must hold, got clusters={clusters}")
+    nonnegative(spread=spread)
+    return Planned(LocalMethod(rule, Plain(), Mean()), clusters, spread)
