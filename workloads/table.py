@@ -50,6 +50,10 @@ WORKLOADS = {
     "label_noise": Entry(
         _HERE + "wrappers.label_noise:LabelNoise", "another workload (of) with wrong labels, at a rate of each client"
     ),
+    "calibrated": Entry(
+        _HERE + "wrappers.calibrated:Calibrated",
+        "another workload (of) whose logits are calibrated by each client's classes: FedLC, balanced softmax",
+    ),
     "regularised": Entry(_HERE + "wrappers.regularised:Regularised", "another workload (of) with coupled weight decay"),
     "auc": Entry(
         _HERE + "problems.auc:Auc", "min-max: AUC of one class against the rest, over a classification workload (of)"

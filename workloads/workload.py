@@ -163,6 +163,11 @@ class Workload(ABC):
         """The data of a run with `clients` clients. The result follows from the settings and the arguments alone;
         `seed` is the seed of the run."""
 
+    def prepared(self, split: Split) -> Split:
+        """The split with columns that follow from the rows that clients train on. It is called once, when the rows that
+        clients hold out and those for validation are known, and leaves the rows of the clients as they are."""
+        return split
+
     @abstractmethod
     def init(self, seed: int) -> dict[str, Tensor]:
         """The initial model, name -> tensor on the CPU, without its frozen tensors. The same seed must give the same

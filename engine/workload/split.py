@@ -36,6 +36,8 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
     split = hold_out(split, evaluate.held_out, experiment.seed)
     split = set_aside(split, evaluate.validation, experiment.seed)
     split = split._replace(client_index=split.client_index.in_windows())
+    with plugin_errors("workload", settings=experiment.workload):
+        split = workload.prepared(split)
     by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
     by_client = by_client or ("validation" if split.client_index.validation is not None else "")
     if by_client and (absent := set(split.test) - set(split.train)):

@@ -31,6 +31,9 @@ class Wrapped(Workload):
     def check_split(self, split: Split, most: float) -> None:
         self.of.check_split(split, most)
 
+    def prepared(self, split: Split) -> Split:
+        return self.of.prepared(split)
+
     def init(self, seed: int) -> dict[str, Tensor]:
         return self.of.init(seed)
 
