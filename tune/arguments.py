@@ -109,6 +109,7 @@ COMMON = {
 
 ARGUMENTS = {
     "model": "the [network](models.md)",
+    "adapter": "[what is trained](adapters.md) beside the network's weights, which are then frozen",
     "partition": "the [rule that assigns rows to clients](partitions.md)",
     "lr": "the step size",
     "mu": "the weight of the old momentum",

@@ -16,6 +16,7 @@ KINDS = {
     "methods": "METHODS",
     "workloads": "WORKLOADS",
     "models": "MODELS",
+    "adapters": "ADAPTERS",
     "partitions": "PARTITIONS",
     "rules": "RULES",
     "balls": "BALLS",

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .client_index import check_index
 from .drawing import initial
@@ -21,6 +23,7 @@ from .stateless import NETWORK, Stateless, buffers_of, parameters_of
 from .workload import (
     TEST_SET,
     TRAINING_SET,
+    Adapter,
     Batch,
     Chained,
     Columns,
@@ -48,6 +51,18 @@ def check_logits(logits: object) -> object:
     )
 
 
+def holds_parameters_alone(module: nn.Module) -> bool:
+    """Whether all tensors of a module are parameters or running statistics, which a run puts in."""
+    others = {name for name, _ in module.named_buffers()} - {*buffers_of(module)}
+    kept = [
+        value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if name not in ("_parameters", "_buffers")
+    ]
+    return not others and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(kept))
+
+
 def constants(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """(n,): the values. They are made on the device: a copy from the processor would make the processor wait."""
     if device.type == "cpu":
@@ -65,10 +80,13 @@ class Classification(Workload):
     This class splits the rows by `partition`, builds `model` with weights from the seed, and reports loss and accuracy,
     with two classes also the AUC. A subclass with other inputs overrides `inputs`; one whose rows have numbers or
     several labels in the place of a class overrides `objective`; one with another loss overrides `losses`.
+
+    With an `adapter`, it trains what that adds beside the frozen weights of the model.
     """
 
     model: Model
     partition: Partition
+    adapter: Adapter | None = field(default=None, kw_only=True)
 
     classes: ClassVar[int]
     shape: ClassVar[tuple[int, ...]]
@@ -85,20 +103,27 @@ class Classification(Workload):
         return self.model.build(self.shape, self.classes)
 
     def build_converted(self) -> nn.Module:
-        """A new network, as it is trained: without modules that a run cannot train, see `models.convert`."""
-        return convert(self.build()).module
+        """A new network, as it is trained, see `_converted`."""
+        return self._converted().module
+
+    def _converted(self) -> Converted:
+        """A new network without modules that a run cannot train, see `models.convert`, and with the adapter."""
+        found = convert(self.build())
+        if self.adapter is not None:
+            self.adapter.adapt(found.module)
+        return found
 
     def check(self) -> None:
         _ = self.buffers
 
     def data_files(self) -> Mapping[str, Path]:
-        return self.model.files()
+        return {**self.model.files(), **({} if self.adapter is None else self.adapter.files())}
 
     @cached_property
     def outlined(self) -> Converted:
         """`outline`, and what was changed in it."""
         with torch.device("meta"):
-            return convert(self.build())
+            return self._converted()
 
     @property
     def outline(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -152,8 +177,13 @@ class Classification(Workload):
             self.objective.checked(columns["label"], part)
 
     def init(self, seed: int) -> dict[str, Tensor]:
+        added = {} if self.adapter is None else self.adapter.initial(self.outline, seed)
+        names = [name for name in parameters_of(self.outline) if name not in self.frozen_names]
+        if not self.buffers and {*names} <= {*added}:
+            return {name: added[name] for name in names}
         module = initial(self.build_converted, seed)
-        trained = {name: value for name, (value, _) in parameters_of(module).items() if name not in self.frozen_names}
+        parameters = parameters_of(module)
+        trained = {name: added[name] if name in added else parameters[name][0] for name in names}
         buffers = {name: module.get_buffer(name) for name in self.buffers}
         return {name: value.detach().clone() for name, value in {**trained, **buffers}.items()}
 
@@ -171,7 +201,10 @@ class Classification(Workload):
     @cached_property
     def network(self) -> Stateless:
         """The network as a function of its tensors. It is built in another thread, because its first use may be under
-        vmap, where weights cannot be drawn."""
+        vmap, where weights cannot be drawn. An adapted network gets the frozen tensors of the run, and is not filled
+        with its own where it has nothing else."""
+        if self.adapter is not None and holds_parameters_alone(self.outline):
+            return NETWORK.get()(deepcopy(self.outline))
         with ThreadPoolExecutor(1) as outside_vmap:
             return NETWORK.get()(outside_vmap.submit(initial, self.build_converted, 0).result())
 

@@ -1,5 +1,5 @@
-"""Tables of the workloads, models and partitions that experiments choose by name. Importing it does not import
-torch."""
+"""Tables of the workloads, models, adapters and partitions that experiments choose by name. Importing it does not
+import torch."""
 
 from __future__ import annotations
 
@@ -96,6 +96,10 @@ MODELS = {
     "vit": Entry(_HERE + "models.transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
     "rnn": Entry(_HERE + "models.recurrent:Rnn", "tanh cells over a text, maximum over time, 300 -> 4096 -> classes"),
     "lstm": Entry(_HERE + "models.recurrent:Lstm", "LSTM cells over a text, last output"),
+}
+
+ADAPTERS = {
+    "lora": Entry(_HERE + "models.adapters:Lora", "LoRA: trained factors of low rank beside frozen weights"),
 }
 
 PARTITIONS = {

@@ -124,6 +124,28 @@ class Model(ABC):
         return {}
 
 
+class Adapter(ABC):
+    """A recipe for what is trained beside the frozen tensors of a network. A subclass is a frozen dataclass of settings
+    and holds no tensors."""
+
+    table: ClassVar[str] = "ADAPTERS"
+
+    @abstractmethod
+    def adapt(self, network: nn.Module) -> None:
+        """Change a network in place: its parameters are frozen (`requires_grad_(False)`), and modules get further ones,
+        which are trained. The network may be on the device "meta"; names of its tensors stay. Raises ValueError for a
+        network that cannot be adapted."""
+
+    @abstractmethod
+    def initial(self, network: nn.Module, seed: int) -> dict[str, Tensor]:
+        """The initial values of the parameters that `adapt` has added, name -> tensor on the CPU, drawn by keys of
+        `counted` from the seed alone. network: after `adapt`, on any device."""
+
+    def files(self) -> Mapping[str, Path]:
+        """The files that frozen weights are read from, by names as in `Workload.data_files`."""
+        return {}
+
+
 class Chained(NamedTuple):
     """Says that the loss is the cross-entropy of `network(inputs)` and the column "label", and nothing else.
 

@@ -1,8 +1,8 @@
 """Parts by name: methods, rules, workloads, models, partitions and trackers, including the user's own.
 
-A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, CODECS, WORKLOADS, MODELS, PARTITIONS,
-TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK,
-SAMPLERS, KERNELS). They map names to callables, or to entries that say where a callable is (`build`,
+A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, CODECS, WORKLOADS, MODELS, ADAPTERS,
+PARTITIONS, TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES,
+LOCAL_WORK, SAMPLERS, KERNELS). They map names to callables, or to entries that say where a callable is (`build`,
 "module:attribute") and what it does (`summary`). The project's own tables are in the modules `BUILT_IN`. Those of
 installed packages are found by entry points of the group "fedfleet.plugins".
 """
@@ -46,6 +46,7 @@ TABLES = (
     "CODECS",
     "WORKLOADS",
     "MODELS",
+    "ADAPTERS",
     "PARTITIONS",
     "TRACKERS",
     "AGGREGATORS",

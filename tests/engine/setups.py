@@ -84,9 +84,10 @@ def run_and_count(made: Experiment, owner: Any, name: str, monkeypatch: pytest.M
 
 
 @contextmanager
-def driver_here(made: Experiment, directory: Path | None = None) -> Iterator[Driver]:
-    """The driver of a run, with one worker in this process. directory: of the run's files, None for none."""
-    run_spec = prepare(made, "test", directory)
+def driver_here(made: Experiment, directory: Path | None = None, **more: Any) -> Iterator[Driver]:
+    """The driver of a run, with one worker in this process. directory: of the run's files, None for none. more:
+    arguments of `prepare`."""
+    run_spec = prepare(made, "test", directory, **more)
     with host.driver_here(run_spec, run_spec.split()) as driver:
         yield driver
 

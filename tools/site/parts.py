@@ -15,6 +15,11 @@ from .text import sentence, table
 PAGES = {
     "workloads": ("Workloads and data sets", "WORKLOADS", "workload: {name: digits, model: mlp}"),
     "models": ("Models", "MODELS", "workload: {name: fashion_mnist, model: {name: cnn4, norm: group}}"),
+    "adapters": (
+        "Adapters: small trained tensors beside frozen ones",
+        "ADAPTERS",
+        "workload: {name: digits, model: mlp, adapter: {name: lora, targets: linear, rank: 4}}",
+    ),
     "partitions": (
         "Partitions: non-IID data",
         "PARTITIONS",

@@ -1,0 +1,226 @@
+"""LoRA: golden values, the low-rank path against merged weights, the network that a workload trains, and refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedfleet.workloads.drawing import initial
+from fedfleet.workloads.models import adapters
+from fedfleet.workloads.models.adapters import Lora, adapted_in, merged
+from fedfleet.workloads.stateless import Stateless, parameters_of
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "reference/adapters.json").read_text())["adapters"]
+"""Values of an implementation in numpy that knows none of this code."""
+
+
+def wave(shape: tuple[int, ...], number: int, size: float = 0.3) -> Tensor:
+    places = torch.arange(math.prod(shape), dtype=torch.float64)
+    return (size * torch.sin(1 + 0.7 * number + 0.37 * places)).view(shape)
+
+
+def close(found: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(torch.as_tensor(found).detach().numpy(), np.asarray(wanted), rtol=1e-9, atol=1e-12)
+
+
+class Conv1D(nn.Module):
+    """GPT-2's layer, by the names by which it is recognised."""
+
+    __module__ = "transformers.pytorch_utils"
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def adapted(module: nn.Module, **settings: Any) -> Any:
+    """The module in float64 with an adapter, inside of a network as `0`."""
+    network = nn.Sequential(module.double())
+    Lora(**{"targets": ("0",), "rank": 2, "alpha": 4.0, **settings}).adapt(network)
+    return network
+
+
+def test_the_formulas_have_the_golden_values():
+    network = adapted(nn.Linear(4, 3, bias=False))
+    p = {"0.weight": wave((3, 4), 0), "0.lora_a": wave((2, 4), 1), "0.lora_b": wave((3, 2), 2)}
+    p = {name: value.requires_grad_(name != "0.weight") for name, value in p.items()}
+    out = functional_call(network, p, (wave((2, 4), 3, 1.0),))
+    assert network[0].lora_scale == GOLDEN["scale"]
+    assert adapted(nn.Linear(4, 3), stabilised=True)[0].lora_scale == pytest.approx(
+        GOLDEN["scale_stabilised"], rel=1e-15
+    )
+    close(out, GOLDEN["output"])
+    close(merged(network, p)["0.weight"] - p["0.weight"], GOLDEN["change"])
+    # the gradient at the weight is G, so that the loss is its inner product with the change
+    (GOLDEN["scale"] * (network[0].product(p["0.lora_a"], p["0.lora_b"]) * wave((3, 4), 4, 1.0)).sum()).backward()
+    close(p["0.lora_a"].grad, GOLDEN["gradient_a"])
+    close(p["0.lora_b"].grad, GOLDEN["gradient_b"])
+
+
+def test_changes_of_stored_weights_have_the_golden_values():
+    scale = GOLDEN["scale"]
+    close(scale * adapters.TransposedLowRank.product(wave((2, 4), 1), wave((3, 2), 2)), GOLDEN["conv1d_change"])
+    close(scale * adapters.EmbeddingLowRank.product(wave((2, 5), 7), wave((3, 2), 8)), GOLDEN["embedding_change"])
+    conv = adapters.ConvolutionLowRank.product(wave((2, 2, 3, 3), 5), wave((4, 2, 1, 1), 6))
+    close((scale * conv)[0], GOLDEN["conv_change_first_output"])
+
+
+def test_initial_factors_have_the_golden_values():
+    golden = GOLDEN["init"]
+    for init in ("uniform", "gaussian"):
+        drawn = Lora(targets=("0",), rank=2, init=init).initial(adapted(nn.Linear(4, 3)), 7)
+        close(
+            drawn["0.lora_a"],
+            golden["seed_7_number_0_linear_r2_in4" if init == "uniform" else "seed_7_number_0_gaussian_r2_in4"],
+        )
+        assert not drawn["0.lora_b"].any()
+    drawn = Lora(targets=("0",), rank=2).initial(adapted(nn.Embedding(4, 3)), 7)
+    close(drawn["0.lora_b"], golden["seed_7_number_0_embedding_b_3x2"])
+    assert not drawn["0.lora_a"].any()
+
+
+KINDS = {
+    "linear": (lambda: nn.Linear(5, 4), (3, 5)),
+    "transposed": (lambda: Conv1D(4, 5), (3, 5)),
+    "convolution": (lambda: nn.Conv2d(3, 4, (3, 2), stride=2, padding=(2, 1), dilation=(2, 1)), (2, 3, 9, 8)),
+    "reflected": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), (2, 3, 6, 6)),
+    "embedding": (lambda: nn.Embedding(6, 4), None),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_path_beside_a_weight_gives_what_the_merged_weight_gives(kind: str):
+    """For a client alone and vectorised over clients. TOLERANCE: sums of at most 20 terms of size 1 in float64."""
+    make, shape = KINDS[kind]
+    torch.manual_seed(0)
+    plain = nn.Sequential(make().double())
+    network = adapted(make(), stabilised=True)
+    p = {name: torch.randn(3, *value.shape, dtype=torch.float64) for name, (value, _) in parameters_of(network).items()}
+    p = {name: value if "lora" in name else value[:1].expand_as(value) for name, value in p.items()}
+    x = torch.tensor([[0, 5, 2], [3, 3, 1]]) if shape is None else torch.randn(shape, dtype=torch.float64)
+    call = Stateless(network)
+    together = torch.func.vmap(lambda factors: call({**factors, **{n: p[n][0] for n in p if "lora" not in n}}, x))(
+        {name: value for name, value in p.items() if "lora" in name}
+    )
+    for client in range(3):
+        own = {name: value[client] for name, value in p.items()}
+        whole = functional_call(plain, merged(network, own), (x,))
+        torch.testing.assert_close(functional_call(network, own, (x,)), whole, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(together[client], whole, rtol=1e-12, atol=1e-12)
+
+
+def attentive() -> nn.Module:
+    layers = {"q": nn.Linear(6, 6), "k": nn.Linear(6, 6), "v": nn.Linear(6, 6), "norm": nn.LayerNorm(6)}
+    return nn.Sequential(OrderedDict(embed=nn.Embedding(9, 6), block=nn.ModuleDict(layers), out=nn.Linear(6, 3)))
+
+
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        ("auto", ["block.q", "block.v"]),
+        ("linear", ["block.q", "block.k", "block.v"]),
+        ("block.k", ["block.k"]),
+        (("embed", "block.?"), ["embed", "block.q", "block.k", "block.v"]),
+    ],
+)
+def test_targets_and_what_is_trained(targets: Any, names: list[str]):
+    network = attentive()
+    Lora(targets=targets, rank=2, train=("out.*",)).adapt(network)
+    assert [*adapted_in(network)] == names
+    trained = [name for name, (value, _) in parameters_of(network).items() if value.requires_grad]
+    assert trained == [*(f"{name}.lora_{factor}" for name in names for factor in "ab"), "out.weight", "out.bias"]
+
+
+def test_dropout_acts_in_training_alone():
+    network = adapted(nn.Linear(50, 50), dropout=0.5)
+    p = {name: torch.randn_like(value) for name, value in network.named_parameters()}
+    call, x = Stateless(network), torch.randn(4, 50, dtype=torch.float64)
+    evaluated, trained = call(p, x), call(p, x, torch.tensor(3))
+    assert torch.equal(evaluated, call(p, x))
+    assert not torch.allclose(evaluated, trained)
+    assert torch.equal(trained, call(p, x, torch.tensor(3)))
+    plain = {**p, "0.lora_b": torch.zeros_like(p["0.lora_b"])}
+    assert torch.equal(call(plain, x), call(plain, x, torch.tensor(3)))
+
+
+def test_a_network_on_no_device_is_adapted_as_one_that_has_numbers():
+    with torch.device("meta"):
+        outline = attentive()
+    lora = Lora(rank=2)
+    lora.adapt(outline)
+    network = initial(attentive, 0)
+    lora.adapt(network)
+    shapes = [
+        {name: (tuple(v.shape), v.requires_grad) for name, v in each.named_parameters()} for each in (outline, network)
+    ]
+    assert shapes[0] == shapes[1]
+    first, second = lora.initial(outline, 5), lora.initial(network, 5)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def tied() -> nn.Module:
+    network = attentive()
+    network.again = nn.Embedding(9, 6)  # pyright: ignore[reportAttributeAccessIssue]
+    network.again.weight = network.embed.weight  # pyright: ignore
+    return network
+
+
+def test_a_weight_that_several_modules_have_is_not_merged():
+    network = tied()
+    Lora(targets=("embed",), rank=2).adapt(network)
+    with pytest.raises(ValueError, match=r"embed\.weight belongs to 2 modules, of which embed alone is adapted"):
+        merged(network, dict(network.named_parameters()))
+
+
+def grouped() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 4, 3, groups=2))
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "told"),
+    [
+        (attentive, {"targets": ("*.query",)}, r"targets: no module is called \*.query; nearest are "),
+        (attentive, {"train": ("head.*",)}, r"train: no parameter is called head.\*; nearest are "),
+        (
+            attentive,
+            {"targets": ("block.norm",)},
+            "targets: block.norm is a LayerNorm, which has no low-rank form; choose",
+        ),
+        (grouped, {"targets": ("0",)}, "targets: 0 is a convolution with groups=2, which has no low-rank form; adapt"),
+        (attentive, {"rank": 7}, r"rank: 1 <= rank <= 6 must hold for block.q \(6 x 6\), got 7; lower rank, or leave"),
+        (
+            grouped,
+            {},
+            r"targets: auto knows no projections of this network; give patterns, as of its linear layers \(none",
+        ),
+        (
+            lambda: nn.Linear(2, 2),
+            {"targets": "linear"},
+            "targets: linear needs two linear layers, got 1; give patterns",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_network_is_refused(make: Any, settings: dict[str, Any], told: str):
+    with pytest.raises(ValueError, match=told):
+        Lora(**settings).adapt(make())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"rank": 0}, {"alpha": 0.0}, {"alpha": math.inf}, {"dropout": 1.0}, {"init": "zeros"}],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]):
+    with pytest.raises(ValueError, match=f"got {next(iter(settings))}="):
+        Lora(**settings)

@@ -1,0 +1,299 @@
+"""Low-rank adapters: small trained factors beside the frozen weights of any network. Hu et al. 2022, arXiv:2106.09685;
+the scale of `stabilised`: Kalajdzievski 2023, arXiv:2312.03732.
+
+For a weight W, (m, n), with factors A, (r, n), and B, (m, r):
+
+    y = W x + b + s B (A drop(x)),    s = alpha / r, or alpha / sqrt(r) with `stabilised`
+
+The product B A is never built in training: clients that are vectorised would hold m n numbers each. B is 0 at first, so
+that the network computes what it did. The names of the factors are those of the adapted module with `.lora_a` and
+`.lora_b`; the network's own names stay.
+
+    module       weight as it is stored     A                  B              fan_in
+    linear       (m, n)                     (r, n)             (m, r)         n
+    transposed   (n, m), GPT-2's Conv1D     (r, n)             (m, r)         n
+    embedding    (words, width)             (r, words)         (width, r)     -
+    convolution  (o, i, kh, kw)             (r, i, kh, kw)     (o, r, 1, 1)   i kh kw
+
+The A of a convolution has its stride, padding and dilation. A is drawn uniformly from ±1 / sqrt(fan_in), as the
+authors' code does; that of an embedding is 0, and its B is drawn from the standard normal distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import counted
+from ..stateless import parameters_of
+from ..workload import Adapter
+from .dropout import Dropout
+from .published import load
+
+AUTO = (
+    ("q", "v"),
+    ("q_proj", "v_proj"),
+    ("query", "value"),
+    ("q_lin", "v_lin"),
+    ("c_attn",),
+    ("qkv_proj",),
+    ("query_key_value",),
+)
+"""The last parts of the names of the modules that `targets: auto` adapts: the first of these rows that the network has
+all of. They are the projections for queries and values of its attention, by the names that published networks use."""
+SHOWN = 6
+"""The largest number of names in a message."""
+
+
+class LowRank(nn.Module):
+    """What an adapted module has beside its own class: the factors, and their path beside its forward."""
+
+    lora_a: Tensor
+    lora_b: Tensor
+    lora_scale: float
+    lora_drop: nn.Module
+
+    def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
+        """The module's own output, and s times that of the low-rank path."""
+        return super().forward(x, *more, **named) + self.lora_scale * self.beside(x)
+
+    def beside(self, x: Tensor) -> Tensor:
+        """B (A drop(x))."""
+        raise NotImplementedError
+
+    @staticmethod
+    def shapes(weight: Tensor, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of A and B for a weight."""
+        raise NotImplementedError
+
+    @staticmethod
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        """The change of the weight, as it is stored, for s = 1."""
+        raise NotImplementedError
+
+
+class LinearLowRank(LowRank):
+    def beside(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(self.lora_drop(x), self.lora_a), self.lora_b)
+
+    @staticmethod
+    def shapes(weight: Tensor, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (rank, weight.shape[1]), (weight.shape[0], rank)
+
+    @staticmethod
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return b @ a
+
+
+class TransposedLowRank(LinearLowRank):
+    @staticmethod
+    def shapes(weight: Tensor, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (rank, weight.shape[0]), (weight.shape[1], rank)
+
+    @staticmethod
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return (b @ a).T
+
+
+class EmbeddingLowRank(TransposedLowRank):
+    def beside(self, x: Tensor) -> Tensor:
+        return F.linear(F.embedding(x, self.lora_a.T), self.lora_b)
+
+
+class ConvolutionLowRank(LowRank):
+    def beside(self, x: Tensor) -> Tensor:
+        layer: Any = self
+        return F.conv2d(layer._conv_forward(self.lora_drop(x), self.lora_a, None), self.lora_b)
+
+    @staticmethod
+    def shapes(weight: Tensor, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (rank, *weight.shape[1:]), (weight.shape[0], rank, 1, 1)
+
+    @staticmethod
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return torch.einsum("or,rihw->oihw", b[:, :, 0, 0], a)
+
+
+def form_of(module: nn.Module, name: str) -> type[LowRank]:
+    """How a module is adapted. name: of the module, for messages. Raises ValueError if it cannot be."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Conv2d):
+        if module.groups != 1:
+            raise ValueError(
+                f"targets: {name} is a convolution with groups={module.groups}, which has no low-rank form; adapt "
+                "another module"
+            )
+        return ConvolutionLowRank
+    if isinstance(module, nn.Embedding):
+        return EmbeddingLowRank
+    if isinstance(module, nn.Linear):
+        return LinearLowRank
+    if kind == "Conv1D" and type(module).__module__.startswith("transformers."):
+        return TransposedLowRank
+    raise ValueError(
+        f"targets: {name} is a {kind}, which has no low-rank form; choose linear, convolution or embedding modules"
+    )
+
+
+def adapted_in(network: nn.Module) -> dict[str, Any]:
+    """name -> module, of all adapted modules of a network in its order."""
+    return {name: part for name, part in network.named_modules() if isinstance(part, LowRank)}
+
+
+def merged(network: nn.Module, p: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the network without adapters that computes the same: W + s B A in the place of W, A and B,
+    computed in float64 and rounded once. network: the adapted one. p: all of its tensors, name -> tensor. Raises
+    ValueError for an adapted weight that another module has, too."""
+    found, name_of = dict(p), {id(value): name for name, (value, _) in parameters_of(network).items()}
+    places = {name: held for name, (_, held) in parameters_of(network).items()}
+    for name, module in adapted_in(network).items():
+        prefix, weight = f"{name}." if name else "", name_of[id(module.weight)]
+        if len(places[weight]) > 1:
+            raise ValueError(f"{weight} belongs to {len(places[weight])} modules, of which {name} alone is adapted")
+        a, b = (found.pop(f"{prefix}lora_{factor}").double() for factor in "ab")
+        found[weight] = (found[weight].double() + module.lora_scale * module.product(a, b)).to(p[weight].dtype)
+    return found
+
+
+@dataclass(frozen=True)
+class Lora(Adapter):
+    """LoRA: frozen weights W with s B A beside them.
+
+    `targets`: which modules are adapted: a pattern of their names or several, `linear` for all linear layers but the
+    last one, or `auto` for the projections of queries and values of an attention. `rank`: r, the number of rows of A.
+    `alpha`: s is alpha / rank, or with `stabilised` (rsLoRA) alpha / sqrt(rank). `init`: A is drawn uniformly from
+    ±1 / sqrt(fan_in), or from the normal distribution of standard deviation 1 / rank (`gaussian`). `dropout`: the rate
+    at which entries of the inputs of A are dropped in training. `train`: patterns of parameters that are trained as
+    they are, such as a new head. `weights`: a safetensors file with the weights that are frozen, such as the model of
+    another run; those of a last layer of another shape are not read.
+    """
+
+    targets: str | tuple[str, ...] = "auto"
+    rank: int = 8
+    alpha: float = 16.0
+    stabilised: bool = False
+    init: Literal["uniform", "gaussian"] = "uniform"
+    dropout: float = 0.0
+    train: tuple[str, ...] = ()
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank >= 1 must hold, got rank={self.rank}")
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"0 < alpha < infinity must hold, got alpha={self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"0 <= dropout < 1 must hold, got dropout={self.dropout}")
+        if self.init not in ("uniform", "gaussian"):
+            raise ValueError(f"init must be uniform or gaussian, got init={self.init!r}")
+
+    @property
+    def scale(self) -> float:
+        """s."""
+        return self.alpha / (math.sqrt(self.rank) if self.stabilised else self.rank)
+
+    def files(self) -> Mapping[str, Path]:
+        return {} if self.weights is None else {"frozen weights": Path(self.weights).expanduser()}
+
+    def adapt(self, network: nn.Module) -> None:
+        if self.weights is not None:
+            load(network, Path(self.weights).expanduser())
+        targets = self.targets_in(network)
+        trained = set(chosen(self.train, "train", [*parameters_of(network)], "parameter"))
+        for name, (parameter, _) in parameters_of(network).items():
+            parameter.requires_grad_(name in trained)
+        for name, module in targets.items():
+            self._adapt_module(module, name)
+
+    def targets_in(self, network: nn.Module) -> dict[str, nn.Module]:
+        """name -> module, of those that are adapted. Raises ValueError where `targets` do not fit the network."""
+        modules = {
+            name: part for name, part in network.named_modules() if not [*part.children()] and [*part.parameters()]
+        }
+        linear = [name for name, part in modules.items() if isinstance(part, nn.Linear)]
+        if self.targets == "linear":
+            names = linear[:-1]
+            if not names:
+                raise ValueError(f"targets: linear needs two linear layers, got {len(linear)}; give patterns")
+        elif self.targets == "auto":
+            names = attention(modules)
+            if not names:
+                raise ValueError(
+                    f"targets: auto knows no projections of this network; give patterns, as of its linear layers "
+                    f"{shown(linear) or '(none)'}, or linear"
+                )
+        else:
+            patterns = (self.targets,) if isinstance(self.targets, str) else self.targets
+            names = chosen(patterns, "targets", [*modules], "module")
+        return {name: modules[name] for name in names}
+
+    def _adapt_module(self, module: Any, name: str) -> None:
+        form, kind = form_of(module, name), type(module)
+        a, b = form.shapes(module.weight, self.rank)
+        most = min(b[0], math.prod(a[1:]))
+        if self.rank > most:
+            sizes = " x ".join(map(str, module.weight.shape))
+            raise ValueError(
+                f"rank: 1 <= rank <= {most} must hold for {name} ({sizes}), got {self.rank}; lower rank, or leave the "
+                "module out"
+            )
+        for factor, shape in (("lora_a", a), ("lora_b", b)):
+            made = torch.zeros(shape, dtype=module.weight.dtype, device=module.weight.device)
+            module.register_parameter(factor, nn.Parameter(made))
+        module.lora_scale = self.scale
+        module.lora_drop = Dropout(self.dropout) if self.dropout and form is not EmbeddingLowRank else nn.Identity()
+        module.__class__ = type(f"Adapted{kind.__name__}", (form, kind), {"__module__": __name__})
+
+    def initial(self, network: nn.Module, seed: int) -> dict[str, Tensor]:
+        return {
+            (f"{name}.{factor}" if name else factor): value
+            for number, (name, module) in enumerate(adapted_in(network).items())
+            for factor, value in self.drawn(module, seed, number)
+        }
+
+    def drawn(self, module: Any, seed: int, number: int) -> Iterator[tuple[str, Tensor]]:
+        """The initial factors of an adapted module. number: its place among them."""
+        a, b = module.lora_a.shape, module.lora_b.shape
+        keys = {factor: counted.key(seed, "adapter", number, factor) for factor in "ab"}
+        if isinstance(module, EmbeddingLowRank):
+            yield "lora_a", torch.zeros(a)
+            yield "lora_b", counted.normal(keys["b"], b.numel()).view(b)
+            return
+        if self.init == "uniform":
+            drawn = (2 * counted.uniform(keys["a"], a.numel()) - 1) / math.sqrt(math.prod(a[1:]))
+        else:
+            drawn = counted.normal(keys["a"], a.numel()) / self.rank
+        yield "lora_a", drawn.view(a)
+        yield "lora_b", torch.zeros(b)
+
+
+def attention(modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of the modules that `targets: auto` means, [] if there are none."""
+    ends = {name: name.rpartition(".")[2] for name in modules}
+    for wanted in AUTO:
+        if {*wanted} <= {*ends.values()}:
+            return [name for name, end in ends.items() if end in wanted]
+    return []
+
+
+def chosen(patterns: tuple[str, ...], key: str, names: list[str], what: str) -> list[str]:
+    """The names that one of the patterns matches. Raises ValueError for a pattern that matches none."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = get_close_matches(pattern.strip("*."), names, SHOWN, 0.3) or names[:SHOWN]
+            raise ValueError(f"{key}: no {what} is called {pattern}; nearest are {', '.join(near)}")
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def shown(names: list[str]) -> str:
+    """Names for a message."""
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
