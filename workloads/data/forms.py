@@ -226,7 +226,7 @@ class Pictures(Form):
 
 
 def content(file: str) -> bytes:
-    with open(file, "rb") as opened:
+    with open(file, "rb", buffering=0) as opened:
         return opened.read()
 
 

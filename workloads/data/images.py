@@ -205,7 +205,8 @@ def pixels_of(image: Any, channels: int) -> np.ndarray:
         return np.repeat(grey[None], channels, 0)
     if "transparency" in image.info:  # all pixels are opaque
         image = image.convert("RGBA")
-    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    mode = "L" if channels == 1 else "RGB"
+    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 

@@ -192,7 +192,7 @@ class Table(Classification):
     @cached_property
     def files(self) -> tuple[Path, ...]:
         train, test = self.parts
-        return tuple(dict.fromkeys((*train.files, *test.files)))
+        return tuple(train.files if train is test else (*train.files, *test.files))
 
     def check(self) -> None:
         _ = self.parts

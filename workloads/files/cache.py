@@ -83,10 +83,11 @@ def digest(files: list[Path], settings: str) -> str:
     """32 hexadecimal digits that depend on the settings and on the files; see MANY."""
     whole = hashlib.blake2b(f"{VERSION}\0{settings}".encode(), digest_size=16)
     for path in files:
-        whole.update(f"\0{path.name}\0".encode())
+        folder, name = os.path.split(path)  # pathlib takes five times as long
+        whole.update(f"\0{name}\0".encode())
         if len(files) > MANY:
-            about = path.stat()
-            whole.update(f"{path.parent.name}\0{about.st_size}\0{about.st_mtime_ns}".encode())
+            about = os.stat(path)
+            whole.update(f"{os.path.basename(folder)}\0{about.st_size}\0{about.st_mtime_ns}".encode())
         else:
             with path.open("rb") as file:
                 while block := file.read(1 << 20):

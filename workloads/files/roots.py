@@ -96,8 +96,8 @@ def matches(place: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 def named(folder: str, files: Sequence[Path]) -> dict[str, Path]:
     """The files of a data set by the name of its folder and their place below the folder that holds all of them."""
-    place = Path(os.path.commonpath([path.parent for path in files]))
-    return {f"{folder}/{path.relative_to(place).as_posix()}": path for path in files}
+    place = os.path.commonpath({os.path.dirname(path) for path in files})
+    return {f"{folder}/{os.fspath(path)[len(place) :].lstrip(os.sep)}": path for path in files}
 
 
 def damaged(path: Path, error: object) -> ValueError:
