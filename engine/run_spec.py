@@ -23,6 +23,7 @@ from ..workloads.workload import Split, Workload
 from .accelerators.settings import applied
 from .aggregation.stage_plan import StagePlan
 from .cohorts.samplers import CountedSampler, Sampler
+from .cohorts.tasks import steps_of
 from .config import schedules
 from .config.finite import check_finite
 from .config.over_steps import scheduled
@@ -115,6 +116,7 @@ class RunSpec:
     `execution_plan`: set once the plan is decided. `proven_kernels`: the library for which the kernels of the plan were
     proven, see `kernel_proof.kernel_identity`. `missing_kernels`: one sentence for each machine of the run that cannot
     have compiled kernels. `given_model`: the model before round 1, name -> tensor, or None for the workload's own.
+    `data_facts`: what the process that starts the run has read about its data, see `Workload.facts_of_data`.
     """
 
     run_id: str
@@ -126,6 +128,7 @@ class RunSpec:
     proven_kernels: str | None = None
     missing_kernels: tuple[str, ...] = ()
     given_model: dict[str, Tensor] | None = field(default=None, compare=False)
+    data_facts: Any = field(default=None, compare=False)
     proofs: ProofsOnData = field(default_factory=ProofsOnData, compare=False, repr=False)
     built: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What was built from the experiment in this process, see `built_once`."""
@@ -171,6 +174,8 @@ class RunSpec:
             check_finite(built, "workload")
         if not isinstance(built, Workload):
             raise ConfigError(f"workload: {self.experiment.workload!r} is not a workload; give a name or a Workload")
+        if self.data_facts is not None:
+            built.take_facts(self.data_facts)
         attack = self.stage.attack
         if not isinstance(attack, PoisoningAttack):
             return built
@@ -437,11 +442,16 @@ class RunSpec:
         return Backend("local" if work <= AS_QUICK_HERE else "ray", why)
 
     def multiplications(self) -> float:
-        """The multiplications of the forward passes of all local steps, with at least LEAST_STEP for each step;
-        infinity where they cannot be counted before the data are read."""
+        """The multiplications of the forward passes of all local steps, with at least LEAST_STEP for each step, and
+        clients of equal size where steps follow from it; infinity where they cannot be counted before the data are
+        read."""
         federation = self.experiment.federation
-        if (steps := federation.local.steps) is None:
-            return math.inf
+        steps = federation.local.steps
+        if steps is None:
+            rows = self.workload.training_rows
+            if rows is None:
+                return math.inf
+            (steps,) = steps_of(np.array([-(-rows // federation.clients)]), federation.local).tolist()
         one = federation.local.accumulate * max(LEAST_STEP, self.multiplications_of_batch())
         return federation.rounds * federation.cohort * steps * one
 

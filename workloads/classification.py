@@ -130,6 +130,10 @@ class Classification(Workload):
         return self.outlined.module
 
     @property
+    def outline_input(self) -> tuple[int, ...] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.shape if {"losses", *self.overridden} == {"losses"} else None
+
+    @property
     def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.outlined.summary
 

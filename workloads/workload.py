@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -249,6 +249,22 @@ class Workload(ABC):
 
     outline: nn.Module | None = None
     """The network without its numbers, on the device "meta", where the workload has one."""
+
+    outline_input: tuple[int, ...] | None = None
+    """The shape of one input of `outline`, where one call of it is all that a loss computes, besides what costs little.
+    """
+
+    training_rows: int | None = None
+    """The number of training rows, where it is known before they are read."""
+
+    def facts_of_data(self) -> Any:
+        """What the model depends on and only the data say, as plain data, such as the shape of an input; None where the
+        settings say all. The process that starts a run reads it, and workers get it by `take_facts`: their machines
+        need not have the files."""
+        return None
+
+    def take_facts(self, facts: Any) -> None:  # noqa: B027 most workloads need none
+        """Use what `facts_of_data` gave in another process, in the place of reading it."""
 
     converted: str = ""
     """Which modules of torch were replaced in the network, in one line for the log; "" for none."""

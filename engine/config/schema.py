@@ -431,7 +431,7 @@ class Engine(Section):
     `workers`, an `address` or `gpus` are given. Otherwise it is `local` on a GPU or with one processor, and for a run
     whose local steps take at most 4 billion multiplications, since that is about what the start of Ray costs: the
     number of rounds x cohort x steps x batch x multiplications of the network for one example, with at least 200,000
-    for each step. Where these cannot be counted before the data are read (`epochs`, a loss of one's own), it is `ray`.
+    for each step. Where these cannot be counted before the data are read, it is `ray`.
     """
     workers: Workers = "auto"
     """The number of worker processes, at least 1; or `auto` (default), as many as the processors allow that the process

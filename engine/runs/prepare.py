@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def _prepare(
     workload, engine = run_spec.workload, experiment.engine
     with plugin_errors("workload", settings=experiment.workload):
         workload.check()
+        run_spec = replace(run_spec, data_facts=workload.facts_of_data())
     x, built = run_spec.checked_initial_model(), Built(run_spec)
     with plugin_errors("method", settings=experiment.method), building_model(experiment.workload):
         check_privacy(built, x)

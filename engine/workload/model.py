@@ -128,21 +128,23 @@ def check_size(outline: nn.Module) -> None:
 def multiplications(workload: Workload) -> float:
     """The number of multiplications in a forward pass of the workload's network for one example, in its linear and
     convolutional layers; infinity where others have weights, or the workload does not say what its network gets."""
-    chained = workload.chained
-    if chained is None:
+    network, shape = workload.outline, workload.outline_input
+    if network is None or shape is None:
         return math.inf
-    layers = [part for part in chained.network.modules() if isinstance(part, COUNTED)]
+    layers = [part for part in network.modules() if isinstance(part, COUNTED)]
     weights = {id(layer.weight) for layer in layers}
-    if any(value.dim() > 1 and id(value) not in weights for value in chained.network.parameters()):
+    if any(value.dim() > 1 and id(value) not in weights for value in network.parameters()):
         return math.inf
     found: list[int] = []
     hooks = [layer.register_forward_hook(lambda layer, _, out: found.append(used(layer, out))) for layer in layers]
+    training, device = network.training, next((value.device for value in network.parameters()), "cpu")
     try:
         with torch.no_grad():
-            chained.network.eval()(torch.zeros(1, *chained.shape))
+            network.eval()(torch.zeros(1, *shape, device=device))
     except Exception:  # whatever a user's module raises; the run tells it
         return math.inf
     finally:
+        network.train(training)
         for hook in hooks:
             hook.remove()
     return sum(found)

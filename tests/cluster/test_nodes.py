@@ -14,6 +14,7 @@ import pytest
 from fedfleet import fork
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
+from fedfleet.workloads.data.table import Table
 
 from ..faults.runs import CLIENTS, METHODS, STEPS, asynchronous, plan, processes, rule, setting, small, visitor
 from ..tune.commands import kill, until
@@ -227,6 +228,48 @@ def test_a_node_that_joins_is_used(cluster, start, tmp_path):
     result = ended(process)
     assert "workers start on node" in log.read_text()
     same(tmp_path / "out", result, run(small(tmp_path / "none")))
+
+
+GONE = """
+from fedfleet.workloads.data.table import Table
+
+
+class Gone(Table):
+    def load(self):
+        found = super().load()
+        for file in self.files:
+            file.unlink(missing_ok=True)
+        return found
+
+
+WORKLOADS = {"gone": Gone}
+"""
+
+
+@pytest.mark.long
+def test_workers_whose_machines_have_no_file_learn_what_it_says_of_the_model(start, tmp_path, monkeypatch):
+    """The driver reads the table, which is then gone. Its path is relative to the folder in which the run was started.
+    """
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    file, rows = tmp_path / "rows.csv", np.random.default_rng(0).normal(size=(200, 3))
+    text = "\n".join(["a,b,label", *(",".join(map(str, row)) for row in rows)])
+    file.write_text(text)
+    (tmp_path / "gone.py").write_text(GONE)
+    data = {
+        "plugins": [str(tmp_path / "gone.py")],
+        "workload": {"name": "gone", "path": "rows.csv", "task": "regression", "test_fraction": 0.2},
+        "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+        "federation": {"clients": 8, "cohort": 4, "rounds": 2},
+        "engine": {**ON_TWO, "block": 2},
+        "tracking": {"uri": "none"},
+    }
+    _ = Table(path=str(file), task="regression", test_fraction=0.2).facts  # the launcher has them in the cache
+    result = ended(start(data))
+    assert "2 workers on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+    assert not file.exists()
+    file.write_text(text)
+    data["workload"]["path"] = str(file)
+    same(tmp_path / "out", result, run(experiment({**data, "engine": {"backend": "local", "block": 2}})))
 
 
 def workers_of(cluster: Any) -> list[psutil.Process]:

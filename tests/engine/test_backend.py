@@ -15,6 +15,7 @@ from fedfleet.engine.workload.model import multiplications
 from fedfleet.tune.files import load
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Mlp
+from fedfleet.workloads.problems.auc import Auc
 from fedfleet.workloads.workload import Model
 
 from .setups import Built
@@ -53,8 +54,9 @@ def test_the_work_of_a_run_is_counted():
         (("engine.gpus=0.5",), "ray"),
         (("engine.device=cuda", "federation.rounds=201"), "local"),  # one process uses one GPU
         (("engine.device=cuda", "engine.workers=2"), "ray"),
-        (("federation.local={epochs: 1}",), "ray"),
-        (("federation.local={epochs: 1}", "engine.backend=local"), "local"),
+        (("federation.local={epochs: 20}",), "local"),  # as many steps: 15 rows make one batch
+        (("federation.local={epochs: 21}",), "ray"),
+        (("federation.local={epochs: 21}", "engine.backend=local"), "local"),
         (("engine.backend=ray",), "ray"),
         (("workload={name: quadratic}", "method={name: fedavg}"), "local"),
     ],
@@ -81,6 +83,7 @@ def test_multiplications_of_networks():
     assert of(Mlp((5,))) == 64 * 5 + 5 * 10
     convolution = nn.Sequential(nn.Conv2d(1, 6, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 9, 10))
     assert of(Built(lambda: convolution)) == (3 * 3) * (3 * 3 * 6) + 54 * 10
+    assert multiplications(Auc(Digits(Mlp((5,))))) == 64 * 5 + 5 * 10
     grouped = nn.Sequential(nn.Flatten(-2), nn.Conv1d(1, 1, 64), nn.Flatten(), nn.Linear(1, 10))
     assert of(Built(lambda: grouped)) == 64 + 10
 

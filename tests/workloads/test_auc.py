@@ -22,6 +22,7 @@ from fedfleet.workloads.partitions.standard import Dirichlet
 from fedfleet.workloads.problems.auc import Auc, optimum, priors
 from fedfleet.workloads.problems.minimax import reversed_dual
 from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.wrappers.poisoned import GradientsFlipped
 from tests.reference import auc as slow
 
 TOLERANCE = 1e-12
@@ -197,24 +198,25 @@ def test_a_test_set_of_one_class_has_no_auc(positive):
 
 
 REFUSED = [
-    ({"positive": 10}, "0 <= positive < 10 must hold, got positive=10"),
+    ({"of": Digits(Logistic()), "positive": 10}, "0 <= positive < 10 must hold, got positive=10"),
     ({"positive": 4}, "positive must be the same as in the partition, got 4 and 3"),
     ({"score": "rank"}, "score must be one of softmax, sigmoid, logit, got 'rank'"),
     ({"prior": "batch"}, "prior must be one of global, local, got 'batch'"),
-    ({"of": Quadratic()}, "of must be a classification workload, got Quadratic"),
+    ({"of": Quadratic()}, "of must be a classification workload, or one with other rows around it"),
+    ({"of": GradientsFlipped(Digits())}, "got GradientsFlipped"),
 ]
 
 
 @pytest.mark.parametrize(("change", "said"), REFUSED)
 def test_settings_that_are_refused(change, said):
     with pytest.raises(ValueError, match=said.replace("(", r"\(")):
-        replace(made(), **change)
+        replace(made(), **change).check()
 
 
 def test_by_name():
     built = Registry().build("WORKLOADS", {"name": "auc", "of": {"name": "digits", "model": "logistic"}}, "workload")
     assert built == Auc(Digits(Logistic()))
-    with pytest.raises(ConfigError, match="workload: of must be a classification workload, got Saddle"):
+    with pytest.raises(ConfigError, match="workload: of must be a classification workload, or .* got Saddle"):
         Registry().build("WORKLOADS", {"name": "auc", "of": "saddle"}, "workload")
 
 

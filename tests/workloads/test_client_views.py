@@ -11,7 +11,9 @@ from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.data.fashion_mnist import FashionMnist
 from fedfleet.workloads.models.small import Logistic
 from fedfleet.workloads.partitions.standard import Dirichlet
+from fedfleet.workloads.problems.auc import Auc
 from fedfleet.workloads.problems.quadratic import Quadratic
+from fedfleet.workloads.problems.robust import Robust
 from fedfleet.workloads.workload import Split
 from fedfleet.workloads.wrappers.feature_skew import FeatureSkew, blurred, turned
 from fedfleet.workloads.wrappers.label_noise import LabelNoise
@@ -118,6 +120,26 @@ def test_wrappers_go_together():
     assert set(both.differences(0, 6)) == {"rotation, degrees", "gain", "label noise"}
     split = both.split(0, 6)
     assert np.array_equal(split.train["input"], inner.split(0, 6).train["input"])
+
+
+@pytest.mark.parametrize("problem", [Auc, Robust])
+def test_min_max_problems_are_solved_over_other_rows(problem):
+    """Training sees the wrong labels and turned images, and the metrics of clients' own rows are on the true labels."""
+    noise = LabelNoise(FeatureSkew(Digits(Logistic()), rotate=(0.0, 90.0)), "pair", 1.0, 1.0)
+    workload = problem(noise)
+    workload.check()
+    assert set(workload.differences(0, 6)) == {"rotation, degrees", "label noise"}
+    split, inner = workload.split(0, 6), noise.split(0, 6)
+    assert np.array_equal(split.train["input"], inner.train["input"])
+    x = workload.init(0)
+    batch = {name: torch.from_numpy(column[:200]) for name, column in split.train.items()}
+    right = {name: column for name, column in batch.items() if name != "true_label"} | {"label": batch["true_label"]}
+    plain, found = workload.report(x, right), workload.report(x, batch)
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+    assert not torch.equal(workload.losses(x, batch), workload.losses(x, right))
+    if problem is Auc:
+        wrong = (inner.train["true_label"] + 1) % 10
+        assert split.train["prior"][0] == (wrong == 1).mean()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from torch.utils.data import TensorDataset
 
 import fedfleet
 from fedfleet.engine.config.earlier import today
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.data.table import Table
 from fedfleet.workloads.files.cache import digest_of
 from fedfleet.workloads.models.small import Logistic
@@ -269,7 +273,7 @@ def test_a_folder_of_pictures_for_each_class(tmp_path):
             for number, image in enumerate(images):
                 Image.fromarray(image).save(tmp_path / part / name / f"{number}.png")
     workload = Table(path=str(tmp_path))
-    assert workload.facts == ((3, 4, 6), 2, ("cat", "dog"))
+    assert workload.facts == ((3, 4, 6), 2, ("cat", "dog"), 10)
     train, test = workload.load()
     expected = np.moveaxis(pixels[:, ::-1], -1, 3).reshape(2, 10, 3, 4, 6)
     assert np.array_equal(np.stack([train["input"], test["input"]]), expected)
@@ -391,6 +395,37 @@ def test_settings_that_do_not_go_together(more, words):
 def test_a_worker_without_the_file_can_build_the_network_from_the_settings(tmp_path):
     workload = Table(Logistic(), Dirichlet(), path=str(tmp_path / "none"), reshape=(3,), class_names=("a", "b"))
     assert pickle.loads(pickle.dumps(workload)).init(0)["out.weight"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("around", [None, "label_noise", "auc"])
+def test_a_run_that_was_sent_needs_neither_the_file_nor_the_cache(around, frame, tmp_path, cache):
+    """What the data say of the network goes to workers, whose machines may have none of them."""
+    file = tmp_path / "rows.csv"
+    frame.to_csv(file, index=False)
+    own = {"name": "table", "path": str(file), **COMMON}
+    workload = own if around is None else {"name": around, "of": own}
+    federation = {"clients": 4, "cohort": 3, "rounds": 2}
+    method = {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}
+    sent = pickle.dumps(prepare(experiment({"workload": workload, "method": method, "federation": federation}), "run"))
+    file.unlink()
+    shutil.rmtree(cache)
+    run_spec = pickle.loads(sent)
+    x = dict(run_spec.initial_model().items())
+    batch = {"input": torch.zeros(5, 2), "label": torch.arange(5) % 2, "prior": torch.full((5,), 0.5)}
+    assert run_spec.workload.losses(x, batch).shape == (5,)
+    with pytest.raises(ConfigError, match=r"path must name a file, a folder or a pattern .* got no such .*rows\.csv"):
+        run_spec.split()
+
+
+def test_a_run_that_was_sent_finds_a_relative_path_in_another_folder(frame, tmp_path, monkeypatch):
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    workload = Table(path="rows.csv", label="alarm", test_fraction=0.2)
+    again = Table(path="rows.csv", label="alarm", test_fraction=0.2)
+    facts = json.loads(json.dumps(workload.facts_of_data()))
+    monkeypatch.chdir("/")
+    again.take_facts(facts)
+    assert len(again.load()[0]["label"]) == again.training_rows == 240
 
 
 def test_runs_of_the_workload_parquet_go_on_as_tables():

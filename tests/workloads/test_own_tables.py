@@ -322,6 +322,18 @@ def test_texts_labels_and_clients_of_parquet_are_checked(tmp_path):
     assert ParquetText(**spec).load()[0]["client"].tolist() == [0, 1] * 3
 
 
+def test_a_fraction_of_parquets_training_texts_is_for_testing(tmp_path):
+    texts = [f"word{row}" for row in range(20)]
+    put(tmp_path, pa.table({"text": texts, "label": [0, 1] * 10}), "train")
+    spec = {"data_root": str(tmp_path), "folder": "table"}
+    with pytest.raises(ValueError, match=r"found train\.parquet; missing test\*\.parquet; put your files there"):
+        ParquetText(**spec).load()
+    train, test = ParquetText(**spec, test_fraction=0.2).load()
+    assert (len(train["label"]), len(test["label"])) == (16, 4)
+    same_rows = ParquetText(**spec, test_fraction=0.2, classes=3).load()
+    assert np.array_equal(same_rows[1]["label"], test["label"])
+
+
 class OwnRows(Classification):
     """A data set of a plug-in, with the columns that a test gives."""
 
@@ -402,6 +414,19 @@ def test_idx_files_of_any_type(kind, packed, test, tmp_path):
         IdxFiles(data_root=str(tmp_path), shape=(1, 8, 2), classes=3).load()
     with pytest.raises(ValueError, match=r"must have labels 0 … 1 in every row of column label, got 20 rows outside"):
         IdxFiles(data_root=str(tmp_path), shape=SHAPE, classes=2).load()
+
+
+def test_a_fraction_of_the_training_files_is_for_testing(tmp_path):
+    x = numbers()[:, 0]
+    (tmp_path / "idx").mkdir()
+    (tmp_path / "idx/train-images-idx3-ubyte").write_bytes(idx(x))
+    with pytest.raises(ValueError, match=r"found train-images-idx3-ubyte; missing \*train\*labels\*idx\*, \*t10k\*im"):
+        IdxFiles(data_root=str(tmp_path), shape=SHAPE, classes=3).load()
+    (tmp_path / "idx/train-labels-idx1-ubyte").write_bytes(idx((np.arange(ROWS) % 3).astype("u1")))
+    train, test = IdxFiles(data_root=str(tmp_path), shape=SHAPE, classes=3, test_fraction=0.25).load()
+    assert len(test["label"]) == 15
+    both = np.concatenate([train["input"], test["input"]])[:, 0]
+    assert sorted(map(bytes, both)) == sorted(map(bytes, x))
 
 
 @pytest.mark.parametrize(

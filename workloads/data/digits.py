@@ -50,6 +50,7 @@ class Digits(Classification):
 
     classes: ClassVar[int] = 10
     shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
+    training_rows: ClassVar[int] = 1442  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def check(self) -> None:
         super().check()

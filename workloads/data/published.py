@@ -70,6 +70,10 @@ class Published(Classification):
         told = " and ".join(f"{rows:,} of {full:,} {part} rows" for rows, full, part in counts)
         return f"{type(self).__name__} has {told}"
 
+    @property
+    def training_rows(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.stand_in or (None if self.full_rows is None else self.full_rows[0])
+
     @abstractmethod
     def check_files(self) -> None:
         """Raise ValueError if the files are missing or damaged. It must return quickly."""

@@ -76,11 +76,19 @@ Task = Literal["classification", "regression", "multilabel"]
 
 
 class Facts(NamedTuple):
-    """What the data say of a network: `shape` of one input, number of `outputs`, and their names if they have any."""
+    """What the data say: `shape` of one input, number of `outputs` of a network, and their names if they have any, and
+    the number of training rows, 0 where an earlier version wrote the facts."""
 
     shape: tuple[int, ...]
     outputs: int
     names: tuple[str, ...] = ()
+    rows: int = 0
+
+
+def facts_from(kept: list[Any]) -> Facts:
+    """The facts from their form as plain data, a list."""
+    shape, outputs, names, *rows = kept
+    return Facts(tuple(shape), outputs, tuple(names), *rows)
 
 
 @dataclass(frozen=True)
@@ -167,8 +175,20 @@ class Table(Classification):
         if kept is None:  # the columns were in the cache, and the facts were not
             self.decode()
             kept = self.facts_file.read_bytes()
-        shape, outputs, names = json.loads(kept)
-        return Facts(tuple(shape), outputs, tuple(names))
+        return facts_from(json.loads(kept))
+
+    @property
+    def training_rows(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.facts.rows or None
+
+    def facts_of_data(self) -> Any:
+        return {"facts": list(self.facts), "places": [place and str(place.absolute()) for place in self.places]}
+
+    def take_facts(self, facts: Any) -> None:
+        vars(self)["facts"] = facts_from(facts["facts"])
+        places = [None if place is None else Path(place) for place in facts["places"]]
+        if all(place is None or place.parent.is_dir() for place in places):  # this process may be in another folder
+            vars(self)["places"] = tuple(places)
 
     @cached_property
     def facts_file(self) -> Path:
@@ -183,11 +203,15 @@ class Table(Classification):
 
     # --- where the data are -------------------------------------------------------------------------------------------
     @cached_property
+    def places(self) -> tuple[Path, Path | None]:
+        """Where the table and its test rows are."""
+        return place_of(self.path), None if self.test is None else place_of(self.test)
+
+    @cached_property
     def parts(self) -> tuple[Part, Part]:
         """The training and the test part; the same one if they are in the same files."""
         together = self.split_column is not None or self.test_fraction > 0
-        test = None if self.test is None else place_of(self.test)
-        return parts_of(place_of(self.path), test, together)
+        return parts_of(*self.places, together)
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
@@ -199,11 +223,11 @@ class Table(Classification):
         super().check()
 
     def data_files(self) -> Mapping[str, Path]:
-        return {**named(place_of(self.path).name, self.files), **super().data_files()}
+        return {**named(self.places[0].name, self.files), **super().data_files()}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what this machine has: another one may have the files elsewhere."""
-        here = ("parts", "files", "facts_file")
+        here = ("places", "parts", "files", "facts_file")
         return {name: value for name, value in super().__getstate__().items() if name not in here}
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -232,6 +256,7 @@ class Table(Classification):
                 "bytes are scaled to [0, 1], other numbers are not"
             )
         train, test, facts = reader.labelled(train, test)
+        facts = facts._replace(rows=len(train["label"]))
         write_sealed(self.facts_file, json.dumps(facts).encode())
         return train, {name: rows for name, rows in test.items() if name not in (HELD_OUT, VALIDATION)}
 

@@ -15,7 +15,8 @@ The paper does not say over which examples pi is taken. prior = "global" takes t
 which makes the mean of the clients' objectives, weighted by their sizes, one global objective; "local" takes those of
 each client. pi is never taken over a batch. The score is the softmax probability of the positive class, in [0, 1], or
 its logit through a sigmoid, or its logit. The AUC is exact, over the whole test set. The partition `positive_ratio`
-makes positives rare; the frozen word vectors of the paper are `embeddings: frozen`.
+makes positives rare; the frozen word vectors of the paper are `embeddings: frozen`. Around label_noise, pi is that of
+the labels that training sees.
 """
 
 from __future__ import annotations
@@ -55,14 +56,17 @@ class Auc(OverClassification):
         for name, known in (("prior", ("global", "local")), ("score", ("softmax", "sigmoid", "logit"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        if not 0 <= self.positive < self.classes:
-            raise ValueError(f"0 <= positive < {self.classes} must hold, got positive={self.positive}")
         rare = self.base.partition
         if isinstance(rare, PositiveRatio) and rare.positive != self.positive:
             raise ValueError(
                 f"positive must be the same as in the partition, got {self.positive} and {rare.positive}; "
                 "set workload.of.partition.positive"
             )
+
+    def check(self) -> None:
+        super().check()
+        if not 0 <= self.positive < self.classes:  # only the data of a table say how many classes there are
+            raise ValueError(f"0 <= positive < {self.classes} must hold, got positive={self.positive}")
 
     def others(self) -> dict[str, Tensor]:
         return {name: torch.zeros(()) for name in SCALARS}
@@ -100,7 +104,7 @@ class Auc(OverClassification):
         apart = 2 * (1 + w3) * h * (pi * negative - (1 - pi) * positive)
         return near + apart - pi * (1 - pi) * w3.square()
 
-    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+    def metrics(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         h = self.scores(p, batch)
         found = {"loss": self.terms(p, batch, h), "score": h, "positive": batch["label"] == self.positive}
         return {**found, **{name.partition(".")[2]: p[name].to(h.dtype).expand_as(h) for name in SCALARS}}

@@ -11,12 +11,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from ..classification import Classification, check_logits
 from ..objectives import Classes
 from ..workload import Batch, Params, Split, Workload
+from ..wrappers.wrapped import OtherRows
 
 PRIMAL, DUAL, NET = "primal.", "dual.", "primal.net."
 
@@ -39,19 +42,26 @@ class MinMax(Workload):
 
 @dataclass(frozen=True)
 class OverClassification(MinMax):
-    """A min-max objective over the network of a classification workload `of`. The tensors of the network are named
-    `primal.net.…`."""
+    """A min-max objective over the network of a classification workload `of`, around which there may be workloads with
+    other rows, such as label_noise. The tensors of the network are named `primal.net.…`."""
 
     of: Workload
 
     def __post_init__(self) -> None:
-        if not isinstance(self.of, Classification):
-            raise ValueError(f"of must be a classification workload, got {type(self.of).__name__}")
+        _ = self.base
 
     @property
     def base(self) -> Classification:
-        assert isinstance(self.of, Classification)  # see __post_init__
-        return self.of
+        """The workload that has the network. Raises ValueError if there is none."""
+        inner = self.of
+        while isinstance(inner, OtherRows) and inner.rows_alone:
+            inner = inner.of
+        if not isinstance(inner, Classification):
+            raise ValueError(
+                "of must be a classification workload, or one with other rows around it (feature_skew, label_noise), "
+                f"got {type(self.of).__name__}"
+            )
+        return inner
 
     @property
     def classes(self) -> int:
@@ -70,6 +80,14 @@ class OverClassification(MinMax):
         return self.of.outline
 
     @property
+    def outline_input(self) -> tuple[int, ...] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.outline_input
+
+    @property
+    def training_rows(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.training_rows
+
+    @property
     def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.converted
 
@@ -81,8 +99,17 @@ class OverClassification(MinMax):
     def data_files(self) -> Mapping[str, Path]:
         return self.of.data_files()
 
+    def facts_of_data(self) -> Any:
+        return self.of.facts_of_data()
+
+    def take_facts(self, facts: Any) -> None:
+        self.of.take_facts(facts)
+
     def split(self, seed: int, clients: int) -> Split:
         return self.of.split(seed, clients)
+
+    def differences(self, seed: int, clients: int) -> dict[str, np.ndarray]:
+        return self.of.differences(seed, clients)
 
     def check_split(self, split: Split, most: float) -> None:
         self.of.check_split(split, most)
@@ -103,6 +130,13 @@ class OverClassification(MinMax):
 
     def trial(self, p: Params, batch: Batch) -> object:
         return check_logits(self.logits(p, batch))
+
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        return self.metrics(p, self.of.reported(batch) if isinstance(self.of, OtherRows) else batch)
+
+    @abstractmethod
+    def metrics(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        """`report`, for a batch with the labels that are right."""
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
         losses = super().losses(p, batch)

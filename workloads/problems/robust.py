@@ -58,7 +58,7 @@ class Robust(OverClassification):
         weight = 1 + a[batch["label"]] - a.mean()
         return losses * weight - self.strength / 2 * a.square().sum()
 
-    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+    def metrics(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         logits, label = self.logits(p, batch), batch["label"]
         loss = cross_entropy(logits, label)
         right = logits.argmax(-1) == label

@@ -16,10 +16,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .. import counted
-from ..workload import Batch, Params, Split
+from ..workload import Batch, Split
 from .wrapped import OtherRows
 
 TRUE = "true_label"
@@ -70,5 +69,5 @@ class LabelNoise(OtherRows):
         seen[rows] = np.where(draws[:, 0] < rate, (true[rows] + further) % self.classes, true[rows])
         return split._replace(train={**split.train, "label": seen, TRUE: split.train.get(TRUE, true)})
 
-    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        return self.of.report(p, {**batch, "label": batch[TRUE]} if TRUE in batch else batch)
+    def reported(self, batch: Batch) -> Batch:
+        return super().reported({**batch, "label": batch[TRUE]} if TRUE in batch else batch)

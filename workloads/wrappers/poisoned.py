@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ class Poisoned(OtherRows):
     """`of`: the inner workload. `clients`: the numbers of the clients whose rows are poisoned."""
 
     clients: tuple[int, ...] = ()
+
+    rows_alone: ClassVar[bool] = False
 
     @property
     def classes(self) -> int:

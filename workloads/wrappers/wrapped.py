@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -24,6 +24,12 @@ class Wrapped(Workload):
 
     def data_files(self) -> Mapping[str, Path]:
         return self.of.data_files()
+
+    def facts_of_data(self) -> Any:
+        return self.of.facts_of_data()
+
+    def take_facts(self, facts: Any) -> None:
+        self.of.take_facts(facts)
 
     def split(self, seed: int, clients: int) -> Split:
         return self.of.split(seed, clients)
@@ -58,6 +64,14 @@ class Wrapped(Workload):
         return self.of.outline
 
     @property
+    def outline_input(self) -> tuple[int, ...] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.outline_input
+
+    @property
+    def training_rows(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.training_rows
+
+    @property
     def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.converted
 
@@ -81,6 +95,9 @@ class OtherRows(Wrapped):
     """A workload whose rows alone differ from those of the inner one: it has its network, losses and kernels. Where the
     inner workload has no classes, shape or logits, neither has this one."""
 
+    rows_alone: ClassVar[bool] = True
+    """False where losses or metrics differ too, so that a min-max problem cannot use the network with its own."""
+
     @property
     def _inner(self) -> Any:
         return self.of
@@ -99,6 +116,13 @@ class OtherRows(Wrapped):
 
     def logits(self, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
         return self._inner.logits(p, batch, key)
+
+    def reported(self, batch: Batch) -> Batch:
+        """A batch as reports are made of it, for example with the labels that are right."""
+        return self.of.reported(batch) if isinstance(self.of, OtherRows) else batch
+
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        return self.of.report(p, self.reported(batch))
 
 
 def unseen(term: Tensor) -> Tensor:
