@@ -216,7 +216,7 @@ def test_settings_that_are_refused(change, said):
 def test_by_name():
     built = Registry().build("WORKLOADS", {"name": "auc", "of": {"name": "digits", "model": "logistic"}}, "workload")
     assert built == Auc(Digits(Logistic()))
-    with pytest.raises(ConfigError, match="workload: of must be a classification workload, or .* got Saddle"):
+    with pytest.raises(ConfigError, match=r"workload: of must be a classification workload, or .* got Saddle"):
         Registry().build("WORKLOADS", {"name": "auc", "of": "saddle"}, "workload")
 
 
