@@ -248,7 +248,7 @@ WORKLOADS = {"gone": Gone}
 
 @pytest.mark.long
 def test_workers_whose_machines_have_no_file_learn_what_it_says_of_the_model(start, tmp_path, monkeypatch):
-    """The driver reads the table, which is then gone. Its path is relative to the folder in which the run was started."""
+    """The driver reads the table, which is then gone. Its path is relative to where the run began."""
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     file, rows = tmp_path / "rows.csv", np.random.default_rng(0).normal(size=(200, 3))
     text = "\n".join(["a,b,label", *(",".join(map(str, row)) for row in rows)])
