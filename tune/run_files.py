@@ -40,16 +40,27 @@ def read_columns(run: Path) -> Columns:
     return {} if table is None else {name: column(table, name) for name in table.column_names}
 
 
+def columns_of(path: Path) -> Columns:
+    """The columns of a Parquet file in a run's folder, {} if there is none. Raises ConfigError if it is damaged."""
+    table = parquet(path)
+    return {} if table is None else {name: column(table, name) for name in table.column_names}
+
+
+def parquet(path: Path) -> Any:
+    """A Parquet file in a run's folder as an Arrow table, None without one. Raises ConfigError if it is damaged."""
+    try:
+        return pq.read_table(path) if path.is_file() and not unusual_kind(path) else None
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"{path} is damaged ({type_and_first_line(error)}); remove the folder {path.parent} to run it again"
+        ) from None
+
+
 def read_table(run: Path) -> Any:
     """rounds.parquet in a run's folder as an Arrow table, None if there is no such file. Raises ConfigError if it is
     damaged."""
     path = run / "rounds.parquet"
-    try:
-        table = pq.read_table(path) if path.is_file() and not unusual_kind(path) else None
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigError(
-            f"{path} is damaged ({type_and_first_line(error)}); remove the folder {run} to run it again"
-        ) from None
+    table = parquet(path)
     last, rounds = last_round(table), read_json(run / "result.json").get("rounds")
     if table is not None and rounds is not None and last != rounds:
         raise ConfigError(

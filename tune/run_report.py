@@ -10,8 +10,10 @@ import numpy as np
 
 from ..engine.config.differences import flatten
 from ..engine.records.lineage import lineage_of
+from ..engine.records.metrics import better, is_in_short
 from ..engine.runs.saved_files import require_kind
 from ..engine.storage.atomic_write import write
+from .by_client import by_client, distribution
 from .page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, numbers, row_of, thinned
 from .page.html import render
 from .run_files import (
@@ -24,7 +26,7 @@ from .run_files import (
     versions_of,
     why_unfinished,
 )
-from .units import duration, factor, is_share, shown, with_unit, written
+from .units import duration, factor, shown, with_unit, written
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
@@ -45,7 +47,7 @@ def page_of(folder: Path) -> Page:
     config = read_config(folder)
     columns, result = read_columns(folder), read_json(folder / "result.json")
     problem = "" if result else failure(folder)
-    sections = [metrics(columns), *charts(columns), costs(columns), settings(config)]
+    sections = [metrics(columns), *charts(columns), distribution(by_client(folder)), costs(columns), settings(config)]
     present = [section for section in sections if section.has_content]
     if spent := privacy_spent(folder):
         present.append(PageSection("Privacy", f"{spent}."))
@@ -96,7 +98,7 @@ def metrics(columns: Columns) -> PageSection:
     rows = []
     for name, values in measured(columns, ("eval/", "train/")):
         there = np.flatnonzero(np.isfinite(values))
-        larger_is_better = is_share(name)  # shares of correct answers, as opposed to losses
+        larger_is_better = better(name) == "max"
         best = int(there[np.argmax(values[there]) if larger_is_better else np.argmin(values[there])])
         first, last = (shown(name, float(values[there[i]])) for i in (0, -1))
         rows.append(row_of(name, last, shown(name, float(values[best])), f"{int(columns['round'][best])}", first))
@@ -136,7 +138,8 @@ def measured(columns: Columns, prefixes: tuple[str, ...]) -> Iterator[tuple[str,
 def charts(columns: Columns) -> list[PageSection]:
     if not columns:
         return []
-    curves = [curve(columns, name, values) for name, values in measured(columns, ("eval/", "train/"))]
+    shown = [(name, values) for name, values in measured(columns, ("eval/", "train/")) if is_in_short(name)]
+    curves = [curve(columns, name, values) for name, values in shown]
     own = [curve(columns, name, values) for name, values in measured(columns, ("server/", "client/norm2", "method/"))]
     where = (
         "Seconds that all workers together spent in each round: on local steps (compute), clients' states, batches and "

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
+ROWS = ("test", "validation", "training")
+"""The rows that a metric may be of, where its name says it."""
 BYTES = "bytes"
 """The objective of a search that is no column of the records: the traffic of a run."""
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric is shown in per cent."""
-    return metric.rsplit("/", 1)[-1].removeprefix("validation_").startswith(("accuracy", "auc"))
+    return re.sub(f"^({'|'.join(ROWS)})_", "", metric.rsplit("/", 1)[-1]).startswith(("accuracy", "auc"))
 
 
 def factor(metric: str) -> float:
@@ -21,12 +24,14 @@ def factor(metric: str) -> float:
 
 
 def in_words(metric: str) -> str:
-    """A metric in words, such as "test accuracy"."""
+    """A metric in words, such as "test accuracy", or "own test accuracy" of clients' own models."""
     prefix = {"eval": "test ", "train": "training "}.get(metric.partition("/")[0], "")
-    name = metric.rpartition("/")[2].replace("_", " ")
-    if name.startswith("validation "):
-        prefix, name = "validation ", name.removeprefix("validation ")
-    return prefix + (name.upper() if name == "auc" else name)
+    where, _, name = metric.rpartition("/")
+    kind, _, rest = name.partition("_")
+    if kind in ROWS and rest:
+        prefix, name = f"{kind} ", rest
+    whose = {"eval/own": "own ", "eval/adapted": "adapted "}.get(where, "")
+    return whose + prefix + (name.upper() if name == "auc" else name.replace("_", " "))
 
 
 def with_unit(metric: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...engine.config.schema import part_name
 from ...engine.errors import ConfigError
+from ..by_client import of_runs
 from ..output_paths import check_page
 from ..report.files import text, write_page
 from ..report.findings import Findings, MeasuredRun, measured
@@ -86,7 +87,9 @@ def findings_of(folders: list[Path], report: Report, columns: Sequence[str]) -> 
     title = f"Comparison of runs: {', '.join(common(configurations))}"
     chosen, shared = chosen_columns(columns, labels, folders, configurations), shared_settings(settings)
     methods = list(dict.fromkeys(labels))
-    return Findings(title.removesuffix(": "), report, methods, [()], runs, columns=chosen, shared=shared)
+    tables = of_runs(dict(zip(folders, zip(labels, seeds, strict=True), strict=True)))
+    more = {"columns": chosen, "shared": shared, "by_client": tuple(tables)}
+    return Findings(title.removesuffix(": "), report, methods, [()], runs, **more)
 
 
 SIZES = {"clients": "{} clients", "cohort": "{} of them in each round", "rounds": "{} rounds"}

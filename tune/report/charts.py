@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from ..by_client import scatters
 from ..page.content import (
     NO_STYLE,
     Axis,
@@ -53,6 +54,7 @@ def charts(found: Findings) -> dict[str, PageSection]:
     made = {
         "map": PageSection(f"{title} by method and level", LEVELS, maps=list(levels_map(found))),
         "curves": PageSection("Learning curves", CURVES, charts=list(curves(found))),
+        "clients": scatters(found.by_client, found.report.metric),
         "levels": PageSection(f"{title} against the level", FINALS, charts=list(against(found))),
         "published": PageSection("The published numbers beside ours", note_of(found), charts=list(published(found))),
         "bytes": PageSection(f"{title} against bytes", BYTES, charts=traffic),

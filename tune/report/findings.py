@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import units
+from ..by_client import ByClient
 from ..run_files import column, data_in_part, privacy_spent, read_table, versions_of
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
@@ -54,7 +55,8 @@ class Findings:
     """What a report shows. `axes`: name -> labels in order; `places`: the levels; `trials`: the runs of tuning;
     `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`;
     `chosen_by`: what decided, as the end of a sentence; `unfinished`: a sentence on what has not been run, or "";
-    `columns`: further columns of the results, name -> method -> text; `shared`: settings of all runs."""
+    `columns`: further columns of the results, name -> method -> text; `shared`: settings of all runs; `by_client`: what
+    clients' own models reach, of the runs that have a table of it."""
 
     title: str
     report: Report
@@ -72,6 +74,7 @@ class Findings:
     unfinished: str = ""
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
+    by_client: tuple[ByClient, ...] = ()
 
     def at(self, method: str, place: Place) -> list[MeasuredRun]:
         """The runs of a method at a level, one for each seed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from ..by_client import differences
 from ..page.content import PageSection, TableCell, row_of
 from ..study.folder import FAILED, FINISHED
 from ..study.spec import Report
@@ -18,7 +19,16 @@ LEVEL = 0.05
 
 def tables(found: Findings) -> list[PageSection]:
     """All tables that have rows."""
-    made = [results(found), published(found), *targets(found), significance(found), settings(found), costs(found)]
+    clients = differences(found.by_client, found.report.metric)
+    made = [
+        results(found),
+        clients,
+        published(found),
+        *targets(found),
+        significance(found),
+        settings(found),
+        costs(found),
+    ]
     return [without_level(table) for table in [*made, troubles(found), privacy(found), shared(found)] if table.rows]
 
 

@@ -1,0 +1,98 @@
+"""Clients' own models in reports: the distribution of a run, and runs client by client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedfleet.engine import run
+from fedfleet.engine.records.client_models import FILE
+from fedfleet.tune.by_client import ByClient, by_client, compared, differences, distribution, scatters
+from fedfleet.tune.comparison.findings import compare_runs
+from fedfleet.tune.run_report import page_of
+from tests.engine.test_own_models import OWN
+from tests.engine.test_personal import small
+
+ROWS = {"client": np.arange(4.0), "rows_training": np.array([5.0, 6.0, 7.0, 8.0])}
+
+
+def table(label: str, own: list[float], seed: int = 0, **more: list[float]) -> ByClient:
+    columns = {**ROWS, "own_test_accuracy": np.array(own), **{name: np.array(each) for name, each in more.items()}}
+    return ByClient(label, seed, columns)
+
+
+def test_shares_of_clients():
+    """Strict comparisons, pooled over the seeds that both have, without a client that has no such rows."""
+    runs = [
+        table("fedavg", [0.5, 0.5, 0.5, 0.5]),
+        table("ditto", [0.6, 0.5, 0.4, np.nan]),
+        table("fedavg", [0.1, 0.1, 0.1, 0.1], seed=1),
+        table("ditto", [0.2, 0.2, 0.2, 0.2], seed=1),
+        table("ditto", [1.0, 1.0, 1.0, 1.0], seed=2),
+    ]
+    ((label, *cells),) = ([cell.text for cell in row] for row in differences(runs, "eval/own/test_accuracy_worst").rows)
+    assert label == "ditto"
+    assert cells == [f"{5 / 7:.1%}", f"{1 / 7:.1%}", f"{1 / 7:.1%}", f"{100 * 0.4 / 7:+.4g}", "7"]
+
+
+def test_smaller_losses_are_better():
+    runs = [table("a", [0.0] * 4, own_test_loss=[1.0] * 4), table("b", [0.0] * 4, own_test_loss=[0.5] * 4)]
+    (row,) = differences(runs, "eval/own/test_loss").rows
+    assert [cell.text for cell in row] == ["b", "100.0%", "0.0%", "0.0%", "-0.5", "4"]
+
+
+def test_clients_with_other_rows_are_not_compared():
+    other = table("b", [0.5] * 4)._replace(columns={**table("b", [0.5] * 4).columns, "rows_training": np.ones(4)})
+    assert not differences([table("a", [0.5] * 4), other], "eval/own/test_accuracy").rows
+    assert not scatters([table("a", [0.5] * 4), other], "eval/own/test_accuracy").charts
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        ("eval/own/test_accuracy_q05", "own_test_accuracy"),
+        ("eval/accuracy", "own_test_accuracy"),
+        ("eval/adapted/test_accuracy", None),
+        ("eval/loss", None),
+    ],
+)
+def test_which_column_is_compared(metric: str, name: str | None):
+    assert compared([table("a", [0.5] * 4)], metric) == name
+
+
+def test_a_run_has_its_distribution():
+    """A curve for each model, from its worst client to its best one."""
+    run = table("", [0.2, 0.9, np.nan, 0.4], server_test_accuracy=[0.1, 0.2, 0.3, 0.4])
+    (chart,) = distribution(run).charts
+    server, own = chart.series
+    assert (server.name, own.name) == ("server", "own")
+    assert own.x["% of the clients"] == [0.0, 50.0, 100.0]
+    assert own.mean == [20.0, 40.0, 90.0]
+
+
+def test_pages_of_runs(tmp_path: Path):
+    for method in ("fedavg", "ditto"):
+        run(small(method=method, **OWN), tmp_path / method)
+    page = page_of(tmp_path / "ditto")
+    assert "Clients' models" in [section.title for section in page.sections]
+    curves = next(section for section in page.sections if section.title == "Learning curves")
+    assert not [chart.title for chart in curves.charts if chart.title.endswith(("_q05", "_std"))]
+    text = compare_runs(
+        [tmp_path / "fedavg", tmp_path / "ditto"], "eval/own/test_accuracy", False, (), tmp_path / "page.html"
+    )
+    assert "Clients that are better or worse off: test accuracy (%) of each client's model, against fedavg" in text
+    assert (tmp_path / "page-charts" / "clients-1.svg").is_file()
+
+
+def test_a_damaged_table_says_so(tmp_path: Path):
+    from fedfleet.engine.errors import ConfigError
+
+    assert by_client(tmp_path) is None
+    pq.write_table(pa.table({"client": [0]}), tmp_path / FILE)
+    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=r"clients\.parquet is damaged"):
+        by_client(tmp_path)
