@@ -1,4 +1,5 @@
-"""What the outputs of a network are compared with: the class of a row, numbers, or several labels at once.
+"""What the outputs of a network are compared with: the class of a row, numbers, several labels at once, or the token
+behind each place of a text.
 
 An objective is the loss of each example, its metrics, and what the column "label" must hold.
 """
@@ -17,7 +18,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 from torch.nn import functional as F
 
 from .files.cells import check_finite, labels_of
-from .metrics import auc
+from .metrics import auc, perplexity
 from .workload import Columns
 
 NO_LABEL = -(1 << 63)
@@ -100,6 +101,39 @@ class Classes(Objective):
         if not {"score", "label"} <= columns.keys() or len(set(columns["label"].tolist())) < 2:
             return {}
         return {"auc": auc(columns["score"], columns["label"] == 1)}
+
+
+@dataclass(frozen=True)
+class NextToken(Objective):
+    """The token that follows each place of a row, one of `vocabulary`, by the mean cross-entropy over the places.
+
+    `outputs`: (B, T, vocabulary), `label`: (B, T). The metrics are `accuracy`, the share of places whose token has the
+    largest logit, and `perplexity`, e to the mean loss in nats: a loss of the same size belongs to a uniform choice
+    among so many tokens."""
+
+    vocabulary: int
+
+    def checked(self, label: np.ndarray, part: str) -> np.ndarray:
+        if label.ndim != 2 or label.dtype.kind not in "iu" or not ((label >= 0) & (label < self.vocabulary)).all():
+            raise ValueError(
+                f"{part} must have a token below {self.vocabulary} for each place of a row in column label, got "
+                f"{label.dtype} of shape {label.shape}"
+            )
+        return label
+
+    def losses(self, outputs: Tensor, label: Tensor) -> Tensor:
+        losses = cross_entropy(outputs.reshape(-1, self.vocabulary), label.reshape(-1).long())
+        return losses.view(label.shape).mean(-1)
+
+    def report(self, outputs: Tensor, label: Tensor) -> dict[str, Tensor]:
+        loss = self.losses(outputs, label)
+        return {"loss": loss, "accuracy": (outputs.argmax(-1) == label).to(loss.dtype).mean(-1)}
+
+    def unreduced(self, outputs: Tensor, label: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        return {"perplexity": perplexity(means["loss"])}
 
 
 Error = Literal["mse", "mae", "huber"]

@@ -25,6 +25,9 @@ WORKLOADS = {
     "shakespeare": Entry(
         _HERE + "data.shakespeare:Shakespeare", "the next of 79 characters, by speaking role; LEAF's files in data_root"
     ),
+    "characters": Entry(
+        _HERE + "data.characters:Characters", "your own texts as characters: predict the next one, for language models"
+    ),
     "sst2": Entry(_HERE + "data.sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
     "sentiment140": Entry(_HERE + "data.sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
     "yelp": Entry(_HERE + "data.sentiment:Yelp", "Yelp reviews, by business category; from data_root"),
@@ -94,6 +97,7 @@ MODELS = {
     ),
     "timm": Entry(_HERE + "models.published:Timm", "a network of timm by its name; pip install timm; no download"),
     "vit": Entry(_HERE + "models.transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
+    "gpt": Entry(_HERE + "models.gpt:Gpt", "a small language model: a decoder of a transformer, for characters"),
     "rnn": Entry(_HERE + "models.recurrent:Rnn", "tanh cells over a text, maximum over time, 300 -> 4096 -> classes"),
     "lstm": Entry(_HERE + "models.recurrent:Lstm", "LSTM cells over a text, last output"),
 }
@@ -104,6 +108,7 @@ ADAPTERS = {
 
 PARTITIONS = {
     "iid": Entry(_HERE + "partitions.standard:Iid", "equal parts at random"),
+    "contiguous": Entry(_HERE + "partitions.standard:Contiguous", "equal parts of consecutive rows"),
     "dirichlet": Entry(
         _HERE + "partitions.standard:Dirichlet", "label skew: each class is divided by Dirichlet(beta) proportions"
     ),

@@ -89,6 +89,17 @@ class Iid(Partition):
 
 
 @dataclass(frozen=True)
+class Contiguous(Partition):
+    """Equal parts of consecutive rows in the order of the data set; sizes differ by at most one."""
+
+    by_class: ClassVar[bool] = False
+
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
+        enough(len(labels), clients)
+        return ClientIndex.equal(np.arange(len(labels)), clients)
+
+
+@dataclass(frozen=True)
 class Shards(Partition):
     """Rows are sorted by label and cut into clients * per_client shards; each client gets `per_client` random shards.
     McMahan et al. 2017.
