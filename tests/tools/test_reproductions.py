@@ -11,7 +11,7 @@ from fedfleet.tune.study.spec import Study, load, shipped
 from tools.reproductions.claims import NO_RECORD, NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
 from tools.reproductions.claims import Study as WithCells
 from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, studies
-from tools.reproductions.measured import SUMMARIES, Measured, Run, provenance
+from tools.reproductions.measured import SUMMARIES, Measured, Run, measured, provenance
 from tools.reproductions.page import PAGE, coverage, page, t_interval
 
 FILES = sorted(RESULTS.glob("*/cells.jsonl"))
@@ -63,6 +63,16 @@ def test_the_rows_of_every_cell_add_up(file):
             assert sum(rows["comm/bytes_up"]) == result["bytes_up"]
             assert sum(rows["comm/bytes_down"]) == result["bytes_down"]
             assert sum(rows["time/seconds"]) == pytest.approx(result["seconds"], abs=1e-3)
+
+
+@pytest.mark.parametrize("folder", ["scaffold-momentum", "scaffold-networks"])
+def test_the_best_evaluation_is_the_highest_accuracy(folder):
+    """Also where the study was written by hand and does not say whether its metric is to be large or small."""
+    found = measured(RESULTS / folder)
+    assert found is not None
+    values = [run.values for runs in found.rows.values() for run in runs if run.values]
+    assert len(values) >= 15
+    assert all(value["best"] >= max(value["last"], value["last 5"]) for value in values)
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------

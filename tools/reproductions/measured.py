@@ -15,6 +15,7 @@ import yaml
 
 from fedfleet.tune.report.findings import chosen_by, key_of
 from fedfleet.tune.study.cells import Cell, trials
+from fedfleet.tune.study.check import with_direction
 from fedfleet.tune.study.folder import FINISHED, StudyFolder
 from fedfleet.tune.study.kept_results import NAME, Line, read_lines, restore
 from fedfleet.tune.study.spec import Study, load
@@ -83,7 +84,7 @@ def measured(folder: Path) -> Measured | None:
         shutil.copy(folder / NAME, place)
         restore(Path(place))
         there = StudyFolder(Path(place))
-        there.keep(load(str(folder / "study.yaml")))  # it may name plug-ins beside it
+        there.keep(with_direction(load(str(folder / "study.yaml"))))  # which may name plug-ins beside it
         study, rows = there.study, dict[tuple[str, str], list[Run]]()
         for cell in there.cells():
             rows.setdefault((cell.method, key_of(cell.place)), []).append(run_of(there, study, cell))
