@@ -78,7 +78,7 @@ class Copies(Digits):
 def whole_batches(method: Any, workload: Any, clients: int, weights: str, **more: Any) -> Experiment:
     """An experiment in which all clients take part and a batch has all rows of a client, so that no draw depends on a
     client's number."""
-    plan = {"clients": clients, "cohort": clients, "rounds": 3, "local": {"steps": 2, "batch": 64}, "weights": weights}
+    plan = {"clients": clients, "cohort": clients, "rounds": 2, "local": {"steps": 2, "batch": 64}, "weights": weights}
     return experiment(
         {
             "workload": workload,

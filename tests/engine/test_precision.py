@@ -19,7 +19,9 @@ from fedfleet.workloads.models.small import LeNet, Mlp
 from .setups import METHODS, STEPS, digits
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=pytest.mark.long if m == "local_muon" else ()) for m in METHODS]
+)
 def test_training_gets_as_far(method):
     same, half = (run(digits(method, STEPS, rounds=30, precision=precision)) for precision in ("same", "bfloat16"))
     assert all(value.dtype == torch.float32 for value in half.model.values())

@@ -181,7 +181,7 @@ def check_log(folder: Path, plugin: Path) -> None:
     assert "Trouble: first\nsecond" in log
 
 
-@pytest.mark.parametrize("where", ["client_step", "server_update", "load"])
+@pytest.mark.parametrize("where", ["client_step", "load", pytest.param("server_update", marks=pytest.mark.long)])
 def test_on_ray(tmp_path: Path, where: str):
     plugin = written(tmp_path, where)
     with pytest.raises(LATER.get(where, ConfigError)) as caught:

@@ -149,8 +149,14 @@ def check(out: Path, expected: Any) -> None:
     assert checkpointed_rounds(out) in ([], [len(expected.rows)])
 
 
-@pytest.mark.parametrize("backend", ["local", "ray"])
-@pytest.mark.parametrize("name", ["model.safetensors", "rounds.parquet", "result.json"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *((name, "local") for name in ("model.safetensors", "rounds.parquet", "result.json")),
+        ("result.json", "ray"),
+        *(pytest.param(name, "ray", marks=pytest.mark.long) for name in ("model.safetensors", "rounds.parquet")),
+    ],
+)
 def test_a_folder_in_the_way_of_the_result(name, backend, tmp_path, expected, request):
     """The run is over and nothing is lost: when the folder in the way has been removed, resuming only writes the
     result."""

@@ -605,6 +605,7 @@ def test_interrupted(here: Path, backend: str):
     assert list((here / "mine" / "state").iterdir())
 
 
+@pytest.mark.long
 def test_terminated(here: Path):
     status, stderr, _ = interrupted(here, signal.SIGTERM, "engine.backend=local", "tracking.uri=none")
     assert status == 128 + signal.SIGTERM

@@ -25,7 +25,7 @@ from fedfleet.tune.study.kept_results import ADDED_UP, NAME, keep, line_of, rest
 from .commands import invoke, shell
 from .small_study import written
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("here", "one_fork_server")
 
 
 @pytest.fixture(scope="module")

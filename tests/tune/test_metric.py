@@ -21,6 +21,8 @@ from fedfleet.workloads.models.small import Logistic
 from .commands import LOCAL, invoke
 from .small_study import STUDY, written
 
+pytestmark = pytest.mark.usefixtures("one_fork_server")
+
 
 def refused(folder: Path, *overrides: str, **changes: Any) -> str:
     """The message for the study with these changes; no cell of it has been run."""

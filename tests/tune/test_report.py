@@ -327,9 +327,11 @@ SGD, ADAM = {"name": "sgd", "lr": 0.1}, {"name": "adam", "lr": 0.5}
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
-        ([None, 1.0], [1.0, "None"]),
+        pytest.param([None, 1.0], [1.0, "None"], marks=pytest.mark.long),
         ([[8], [16, "$x_{$"]], ['[16, "$x_{$"]', "[8]"]),
-        ([SGD, ADAM], ['{"lr": 0.1, "name": "sgd"}', '{"lr": 0.5, "name": "adam"}']),
+        pytest.param(
+            [SGD, ADAM], ['{"lr": 0.1, "name": "sgd"}', '{"lr": 0.5, "name": "adam"}'], marks=pytest.mark.long
+        ),
         ([True, 1, "auto", math.inf], [1, "True", "auto", "inf"]),
     ],
 )

@@ -29,6 +29,8 @@ from fedfleet.tune.search.trial_store import TrialStore
 
 from .commands import invoke
 
+pytestmark = pytest.mark.usefixtures("one_fork_server")
+
 PLUGIN = '''
 import os
 from dataclasses import dataclass

@@ -35,6 +35,8 @@ from .commands import COMMAND, below, invoke, shell, until
 from .small_study import STUDY, written
 from .test_tracking import commit_here
 
+pytestmark = pytest.mark.usefixtures("one_fork_server")
+
 
 def stored(folder: Path) -> str:
     return f"sqlite:///{folder / 'mlflow.db'}"

@@ -25,7 +25,7 @@ from fedfleet.tune.tracking.folder_writer import append
 from ..faults.runs import Watch, interrupt
 from .commands import invoke
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("here", "one_fork_server")
 
 
 PLUGIN = """

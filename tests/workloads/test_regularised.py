@@ -33,7 +33,7 @@ def test_the_gradient_has_it_and_the_loss_has_not():
     torch.testing.assert_close(other - one, DECAY * x.detach(), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "scaffold_vr"])
+@pytest.mark.parametrize("name", [pytest.param("scaffold", marks=pytest.mark.long), "scaffold_vr"])
 def test_corrected_methods_reach_the_regularised_optimum(name):
     """(mean of A_i^T A_i + decay I) x = mean of A_i^T b_i; with two gradients a batch each must have its own decay.
     SCAFFOLD-VR, the slower, is within 1e-9 after 300 rounds."""
