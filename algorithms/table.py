@@ -267,6 +267,9 @@ CODECS = {
 BALLS = {
     "newton_schulz": Entry(_HERE + "parts.muon:NewtonSchulz", "0 to 10 iterations, coefficients by scheme"),
     "svd": Entry(_HERE + "parts.muon:Svd", "exact"),
+    "schatten": Entry(
+        _HERE + "parts.muon:Schatten", "exact, for Schatten's norm of order p in place of the spectral one"
+    ),
     "identity": Entry(_HERE + "parts.muon:Identity", "no orthogonalisation"),
 }
 

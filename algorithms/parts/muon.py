@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from ..local import Rule, defines_both
 from ..tree import Layout, Tree, plus
 from .checks import nonnegative, nonzero, one_of, positive, refuse
 from .groups import Number, PerGroup, at
-from .orthogonal import FASTER, SCHEMES, How, Part, newton_schulz, svd
+from .orthogonal import FASTER, SCHEMES, How, Part, newton_schulz, schatten, svd
 from .renamed import renamed
 from .rules import Averaged, Normalised, Sgd
 
@@ -69,8 +69,11 @@ SCALES = {
 """name -> factor on the step of an a x b matrix; a convolution counts as its flattened matrix."""
 
 
+Order = Annotated[float, "may be infinite"]
+
+
 class Ball(ABC):
-    """How a matrix is orthogonalised."""
+    """The step that a matrix gives, which is an orthogonal one for the ball of the spectral norm."""
 
     table: ClassVar[str] = "BALLS"
 
@@ -113,6 +116,22 @@ class Svd(Ball):
 
     def orthogonal(self, m: Tensor) -> Tensor:
         return svd(m)
+
+
+@dataclass(frozen=True)
+class Schatten(Ball):
+    """Exact steps for the ball of Schatten's norm of order p, the p-norm of the singular values, from 1 to infinity:
+    U diag(s^(q - 1)) V^T / |s|_q^(q - 1) for M = U diag(s) V^T and 1 / p + 1 / q = 1. Order 1 is the trace norm, whose
+    steps have rank one, 2 is Frobenius' norm, and at infinity the steps are those of `Svd`; slow."""
+
+    order: Order = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.order >= 1:
+            raise ValueError(f"order >= 1 must hold, got order={self.order}")
+
+    def orthogonal(self, m: Tensor) -> Tensor:
+        return schatten(m, float(self.order))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ slow on small ones (0.01 becomes 0.23 after five).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -181,3 +182,15 @@ def svd(m: Tensor) -> Tensor:
     u, s, vh = torch.linalg.svd(m, full_matrices=False)
     kept = s > EPS * s.amax(-1, keepdim=True)
     return (u * kept.to(m.dtype).unsqueeze(-2)) @ vh
+
+
+def schatten(m: Tensor, p: float) -> Tensor:
+    """-lmo of the unit ball of Schatten's norm of order p, on the last two axes: the D with |D|_p = 1 for which <D, M>
+    is largest, which is then M's norm of the dual order. Equal largest singular values share the step of order 1."""
+    if math.isinf(p):
+        return svd(m)
+    u, s, vh = torch.linalg.svd(m, full_matrices=False)
+    ratio = s / s.amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny)
+    powers = (ratio == 1).to(m.dtype) if p == 1 else ratio ** (1 / (p - 1))  # the dual order is q = p / (p - 1)
+    total = (powers**p).sum(-1, keepdim=True).clamp(min=1) ** (1 / p)  # at least 1 for any matrix but 0
+    return (u * (powers / total).unsqueeze(-2)) @ vh

@@ -5,12 +5,14 @@ and 2e4 for `polar_express`.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.parts.orthogonal import SCHEMES, newton_schulz, svd
+from fedfleet.algorithms.parts.muon import Schatten
+from fedfleet.algorithms.parts.orthogonal import SCHEMES, newton_schulz, schatten, svd
 from tests.reference import newton_schulz as reference
 
 SHAPES = [(5, 5), (3, 8), (8, 3), (1, 6), (6, 1)]
@@ -205,3 +207,33 @@ def test_the_callers_tensor_is_left_alone(shape):
         assert out.dtype == m.dtype
         assert torch.equal(m, dim)
         assert out.data_ptr() != m.data_ptr()
+
+
+# --- other norms ------------------------------------------------------------------------------------------------------
+@SHAPE
+@pytest.mark.parametrize("order", [1.0, 1.2, 2.0, 5.0, math.inf])
+def test_steps_for_schattens_norms(order, shape):
+    """D has the norm 1, and <D, M> is the dual norm of M, the most that it can be; singular values by numpy."""
+    dual = {1.0: math.inf, math.inf: 1.0}.get(order) or order / (order - 1)
+    many = draw(2, *shape)
+    for m, d in zip(many, schatten(many, order), strict=True):
+        singular = [np.linalg.svd(one.numpy(), compute_uv=False) for one in (m, d)]
+        assert np.linalg.norm(singular[1], order) == pytest.approx(1, abs=1e-12)
+        assert float((d * m).sum()) == pytest.approx(np.linalg.norm(singular[0], dual), rel=1e-12)
+
+
+def test_named_norms_among_schattens():
+    m = draw(5, 3)
+    u, _, vh = np.linalg.svd(m.numpy())
+    torch.testing.assert_close(schatten(m, 1.0), torch.from_numpy(np.outer(u[:, 0], vh[0])), **CLOSE)
+    torch.testing.assert_close(schatten(m, 2.0), m / m.norm(), **CLOSE)
+    assert torch.equal(schatten(m, math.inf), svd(m))
+    for order in (1.0, 1.5, math.inf):
+        assert torch.equal(schatten(torch.zeros(3, 2), order), torch.zeros(3, 2))
+    assert float(torch.linalg.svdvals(schatten(torch.eye(2), 1.0)).sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("order", [0.5, math.nan])
+def test_what_is_no_norm_is_refused(order):
+    with pytest.raises(ValueError, match="order >= 1 must hold, got order="):
+        Schatten(order)

@@ -47,6 +47,35 @@ def test_the_report_is_exact():
     assert report["gradient_norm2"] == pytest.approx(float(gradient.square().sum()), rel=1e-12)
 
 
+def test_a_matrix_is_its_columns():
+    """Losses are sums over the columns, each with its own b_i; the report's trace norm is numpy's."""
+    workload = Quadratic(4, columns=3)
+    system = workload.system(0, CLIENTS)
+    x = torch.linspace(-3, 2, 12, dtype=torch.float64).view(4, 3).requires_grad_()
+    value = objective(workload, x)
+    by_column = [((system.a @ x.detach().numpy()[:, j] - system.b[:, :, j]) ** 2).sum(-1) / 2 for j in range(3)]
+    assert float(value.detach()) == pytest.approx(np.sum(by_column, axis=0).mean(), rel=1e-12)
+    gradient = torch.autograd.grad(value, x)[0].numpy()
+    report = {
+        k: float(v) for k, v in workload.report({"x": x.detach()}, columns(workload.split(0, CLIENTS).test)).items()
+    }
+    assert report["loss"] == pytest.approx(float(value.detach()), rel=1e-12)
+    assert report["gradient_norm2"] == pytest.approx((gradient**2).sum(), rel=1e-12)
+    assert report["gradient_trace_norm"] == pytest.approx(np.linalg.norm(gradient, "nuc"), rel=1e-12)
+    best = torch.from_numpy(workload.optimum(0, CLIENTS)).requires_grad_()
+    assert torch.autograd.grad(objective(workload, best), best)[0].abs().max() < 1e-12
+    assert report["distance"] == pytest.approx(float((x - best).norm().detach()), rel=1e-12)
+
+
+def test_every_entry_of_a_matrix_has_noise_of_its_own():
+    workload = Quadratic(4, noise=1.0, columns=3)
+    batch = {"a": torch.eye(4).expand(2, 4, 4), "b": torch.zeros(2, 4, 3), "key": counted.key(0)}
+    x = torch.zeros(4, 3)
+    drawn = gradient_of(workload, x, batch)
+    assert drawn.unique().numel() == 12
+    torch.testing.assert_close(drawn.flatten(), workload._xi(batch, x).mean(0))
+
+
 def test_curvatures_span_the_condition_number_in_different_directions():
     a = Quadratic(4, condition=50.0).system(0, 3).a
     hessians = np.einsum("nki,nkj->nij", a, a)

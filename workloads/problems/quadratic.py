@@ -9,12 +9,17 @@
     counterexample   two clients in one dimension, f_1 = x^2 / 2 and f_2 = (x + a)^2 / 2 with a = 4, from x = -a / 4. By
                      theorem 1 of Takezawa et al. 2025, normalised local steps without a correction never leave x.
 
+With `columns` above 1, x and b_i are matrices with so many columns, |.| is Frobenius' norm, and A_i multiplies every
+column. Methods for matrices then have one, and the report has the trace norm of F's gradient as well, the dual of the
+spectral norm.
+
 Each client has one example. Let H be the mean of A_i^T A_i and x* the optimum. Then F(x) = F(x*) + <x - x*, H (x - x*)>
 / 2, so that one test example, (H, x*, F(x*)), is enough to report F and its gradient exactly.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -35,7 +40,7 @@ class System(NamedTuple):
     """A_i and b_i of all clients."""
 
     a: np.ndarray  # (N, d, d)
-    b: np.ndarray  # (N, d)
+    b: np.ndarray  # (N, d) or (N, d, columns)
 
     @property
     def hessian(self) -> np.ndarray:
@@ -44,17 +49,17 @@ class System(NamedTuple):
 
     @property
     def optimum(self) -> np.ndarray:
-        """(d,): the minimum of F."""
-        return np.linalg.solve(self.hessian, np.einsum("nki,nk->i", self.a, self.b) / len(self.a))
+        """(d,) or (d, columns): the minimum of F."""
+        return np.linalg.solve(self.hessian, np.einsum("nki,nk...->i...", self.a, self.b) / len(self.a))
 
     def objective(self, x: np.ndarray) -> float:
-        """F at x, (d,)."""
-        return float(((self.a @ x - self.b) ** 2).sum(-1).mean() / 2)
+        """F at x, (d,) or (d, columns)."""
+        return float(((self.a @ x - self.b) ** 2).reshape(len(self.a), -1).sum(-1).mean() / 2)
 
 
 @dataclass(frozen=True)
 class Quadratic(Workload):
-    """One quadratic per client. `preset`: see the module. `dim`, `heterogeneity`, `condition`: only for
+    """One quadratic per client. `preset`: see the module. `dim`, `heterogeneity`, `condition`, `columns`: only for
     preset="random". `noise`: standard deviation of each entry of an example's gradient. `start`: every entry of the
     initial x; by default 0 (random) or -a / 4 (counterexample)."""
 
@@ -64,11 +69,12 @@ class Quadratic(Workload):
     noise: float = 0.0
     preset: Literal["random", "counterexample"] = "random"
     start: float | None = None
+    columns: int = 1
 
     def __post_init__(self) -> None:
         if self.preset not in ("random", "counterexample"):
             raise ValueError(f"preset must be random or counterexample, got preset={self.preset!r}")
-        check_finite_from(self, dim=1, heterogeneity=0, condition=1, noise=0)
+        check_finite_from(self, dim=1, heterogeneity=0, condition=1, noise=0, columns=1)
 
     def system(self, seed: int, clients: int) -> System:
         """The functions of all clients. That of client i depends on the seed and i alone, not on `clients`."""
@@ -79,17 +85,24 @@ class Quadratic(Workload):
         return System(np.ones((2, 1, 1)), np.array([[0.0], [-GAP]]))
 
     def _random(self, seed: int, clients: int) -> System:
-        d = self.dim
+        d, shape = self.dim, self.shape
         ids = torch.arange(clients)
         turned = counted.normal(counted.key(seed, "rotation", ids), d * d).view(clients, d, d).numpy()
-        centre = counted.normal(counted.key(seed, "centre"), d).numpy()
-        apart = counted.normal(counted.key(seed, "optimum", ids), d).numpy()
+        centre = counted.normal(counted.key(seed, "centre"), math.prod(shape)).view(shape).numpy()
+        apart = counted.normal(counted.key(seed, "optimum", ids), math.prod(shape)).view(clients, *shape).numpy()
         scale = self.condition ** (-np.arange(d) / (2 * max(1, d - 1)))
         a = scale[:, None] * np.linalg.qr(turned)[0]
-        return System(a, np.einsum("nij,nj->ni", a, centre + self.heterogeneity * apart))
+        return System(a, np.einsum("nij,nj...->ni...", a, centre + self.heterogeneity * apart))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of x: (d,) or (d, columns)."""
+        if self.preset != "random":
+            return (1,)
+        return (self.dim,) if self.columns == 1 else (self.dim, self.columns)
 
     def optimum(self, seed: int, clients: int) -> np.ndarray:
-        """(d,): the minimum of F, the mean over `clients` clients."""
+        """(d,) or (d, columns): the minimum of F, the mean over `clients` clients."""
         return self.system(seed, clients).optimum
 
     def split(self, seed: int, clients: int) -> Split:
@@ -99,32 +112,35 @@ class Quadratic(Workload):
         return Split({"a": system.a, "b": system.b}, test, ClientIndex.equal(np.arange(clients), clients))
 
     def init(self, seed: int) -> dict[str, Tensor]:
-        """{"x": (d,)}, float64."""
-        dim, start = (self.dim, 0.0) if self.preset == "random" else (1, -GAP / 4)
-        return {"x": torch.full((dim,), start if self.start is None else self.start, dtype=torch.float64)}
+        """{"x": (d,) or (d, columns)}, float64."""
+        start = 0.0 if self.preset == "random" else -GAP / 4
+        return {"x": torch.full(self.shape, start if self.start is None else self.start, dtype=torch.float64)}
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
-        """(B,): f_i(x), plus noise, of each example; the batch has the columns a, (B, d, d), and b, (B, d)."""
+        """(B,): f_i(x), plus noise, of each example; the batch has the columns a, (B, d, d), and b, (B, *shape)."""
         x = p["x"]
         residual = batch["a"].to(x.dtype) @ x - batch["b"].to(x.dtype)
-        loss = residual.square().sum(-1) / 2
-        return loss + self.noise * (self._xi(batch, x) @ x) if self.noise else loss
+        loss = residual.flatten(1).square().sum(-1) / 2
+        return loss + self.noise * (self._xi(batch, x) @ x.flatten()) if self.noise else loss
 
     def _xi(self, batch: Batch, x: Tensor) -> Tensor:
-        """(B, d) standard normal. The draw for an example depends on its place in the batch, not on the batch's
-        length."""
+        """(B, entries of x) standard normal. The draw for an example depends on its place in the batch, not on the
+        batch's length."""
         places = torch.arange(batch["b"].shape[0], device=x.device)
-        return counted.normal(counted.key(batch["key"], "gradient noise", places), x.shape[0]).to(x.dtype)
+        return counted.normal(counted.key(batch["key"], "gradient noise", places), x.numel()).to(x.dtype)
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """For the one test example, each (1,): F(x), F(x) - F(x*), |x - x*|, and the squared norm of F's gradient."""
+        """For the one test example, each (1,): F(x), F(x) - F(x*), |x - x*|, and the squared norm of F's gradient, and
+        of a matrix also the gradient's trace norm, the sum of its singular values."""
         x = p["x"]
         away = x - batch["optimum"].to(x.dtype)
-        gradient = torch.einsum("bij,bj->bi", batch["hessian"].to(x.dtype), away)
-        excess = (away * gradient).sum(-1) / 2
+        gradient = torch.einsum("bij,bj...->bi...", batch["hessian"].to(x.dtype), away)
+        excess = (away * gradient).flatten(1).sum(-1) / 2
+        traced = {"gradient_trace_norm": torch.linalg.svdvals(gradient).sum(-1)} if x.dim() == 2 else {}
         return {
             "loss": batch["floor"].to(x.dtype) + excess,
             "excess": excess,
-            "distance": away.norm(dim=-1),
-            "gradient_norm2": gradient.square().sum(-1),
+            "distance": away.flatten(1).norm(dim=-1),
+            "gradient_norm2": gradient.flatten(1).square().sum(-1),
+            **traced,
         }
