@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +18,26 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """float64 copies of float tensors in the processor's memory, made in one transfer."""
-    flat = torch.cat([tensor.detach().reshape(-1).to(torch.float64) for tensor in tensors]).cpu()
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+def to_host(tensors: Sequence[Tensor], device: torch.device) -> Callable[[], list[Tensor]]:
+    """Begin to copy float tensors of a device to the processor's memory, in one transfer. Returns what waits for it and
+    gives the copies, in float64."""
+    flat = torch.cat([tensor.detach().reshape(-1).to(torch.float64) for tensor in tensors])
+    shapes, sizes = [tensor.shape for tensor in tensors], [tensor.numel() for tensor in tensors]
+    if device.type == "cuda":
+        copy = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+        copy.copy_(flat, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        wait = copied.synchronize
+    else:
+        copy, wait = flat.cpu(), None
+
+    def arrived() -> list[Tensor]:
+        if wait is not None:
+            wait()
+        return [part.view(shape) for part, shape in zip(copy.split(sizes), shapes, strict=True)]
+
+    return arrived
 
 
 def number(value: float, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:

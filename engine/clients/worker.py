@@ -10,6 +10,7 @@ import ctypes
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from ..accelerators.transfer import to_device
 from ..aggregation.message_rows import vector_leaves, with_vector_leaves
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, trusted_examples
-from ..cohorts.tasks import Broadcast, TrainingTask
+from ..cohorts.tasks import Broadcast, DrawKey, TrainingTask
 from ..memory import Recent
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator
@@ -148,6 +149,7 @@ class Worker:
         self.draws: Recent[tuple[ClientIndex, Stream]] | None = None  # of all runs of this process, if it has several
         self.moved: tuple[int, ClientIndex] | None = None  # the round, and its rows where they drift
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
+        self.prepared: dict[DrawKey, TaskBatches] = {}  # batches of tasks that will probably begin next
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
         """Run a task of a phase. call: "train", "evaluate" or "aggregate"."""
@@ -155,16 +157,32 @@ class Worker:
             return self.aggregate(task)
         return self.train(task, broadcast) if call == "train" else self.evaluate(task, broadcast)
 
+    def launch(self, call: str, task: Any, broadcast: Broadcast) -> Callable[[], TaskResult]:
+        """Begin a task of a phase, and return what gives its result.
+
+        A device computes local training in the meantime; other tasks begin when they are asked for their result.
+        """
+        if call == "train":
+            return self.launch_training(task, broadcast)
+        return partial(self.perform, call, task, broadcast)
+
     # --- training -------------------------------------------------------------------------------------------------
-    @torch.no_grad()
     def train(self, task: TrainingTask, broadcast: Broadcast) -> TaskResult:
         """The local training of a task's clients. Returns the sums of their messages; their new states are written to
         fresh rows."""
+        return self.launch_training(task, broadcast)()
+
+    @torch.no_grad()
+    def launch_training(self, task: TrainingTask, broadcast: Broadcast) -> Callable[[], TaskResult]:
+        """Start the local training of a task's clients, and return what waits for its end and gives its result."""
         under_way = self.begin(task, broadcast)
         with kernels_without_form() as without_form:
             for block in under_way.blocks():
                 self.train_block(under_way, block)
-        return self.end(under_way, without_form)
+        under_way.accumulator.times["data"] += self.gather_seconds
+        self.gather_seconds = 0.0
+        under_way.accumulator.send()
+        return partial(self.end, under_way, without_form)
 
     def begin(self, task: TrainingTask, broadcast: Broadcast) -> TaskUnderWay:
         """Everything before the first block of a task."""
@@ -176,12 +194,23 @@ class Worker:
             trainer.tapes.begin_round(task.round)
         public = self._public_state(broadcast, trainer.algorithm, task)
         self.gather_seconds, began = 0.0, time.perf_counter()
-        batches = TaskBatches.of(self.draw(task), self.columns, self.x.flat.dtype, self.gather)
+        batches = self.prepared.pop(task.draw_key, None) or self._batches(task)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
         accumulator = Accumulator(added_up, task.cuts, task.updates, self.kernels.compiled, self.device)
         accumulator.times["data"] = stream_seconds
         return TaskUnderWay(self, task, trainer, public, batches, accumulator, started)
+
+    def _batches(self, task: TrainingTask) -> TaskBatches:
+        return TaskBatches.of(self.draw(task), self.columns, self.x.flat.dtype, self.gather)
+
+    def prepare(self, tasks: Sequence[TrainingTask]) -> None:
+        """Draw the batches of tasks that will probably begin next, and send their places to the device. Rows that
+        are not on the device, or that drift, are drawn when their task begins."""
+        if self.columns.resident is not None and self.data.client_index.drift is None:
+            before = {task.round - 1 for task in tasks}  # whose tasks have not all begun
+            waiting = {key: batches for key, batches in self.prepared.items() if key[0] in before}
+            self.prepared = {**waiting, **{task.draw_key: self._batches(task) for task in tasks}}
 
     def draw(self, task: TrainingTask) -> Stream:
         """The batches of a task's clients."""
@@ -199,6 +228,7 @@ class Worker:
         key = (id(index), seed, local.epochs, local.steps, local.examples, *arrays)
         return self.draws.of(key, lambda: (index, draw()))[1]
 
+    @torch.no_grad()
     def end(self, under_way: TaskUnderWay, without_form: Collection[str] = ()) -> TaskResult:
         """The result of a task whose blocks have all been trained. without_form: names of kernels that ran and have no
         deterministic form."""
@@ -458,7 +488,7 @@ class Worker:
         self.public = {each: kept for each, kept in self.public.items() if kept.version == version}
         if place not in self.public or self.public[place].round != task.round:
             arrays = broadcast.leaves[place * count : (place + 1) * count]
-            leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in arrays]
+            leaves = [to_device(torch.from_numpy(leaf.copy()), self.device) for leaf in arrays]
             state = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
             self.public[place] = PublicState(version, task.round, state)
         return self.public[place].state

@@ -88,6 +88,11 @@ PER_CLIENT = ("visits", "weights", "read", "write", "position", "steps", "target
 """The fields of a `TrainingTask` that have an entry for each client."""
 
 
+DrawKey = tuple[int, bytes, bytes, bytes]
+"""What the batches of a task follow from: its round, clients, how often each has taken part, and how many steps each
+takes."""
+
+
 class TrainingTask(NamedTuple):
     """A task with what the driver knows of its clients; the arrays are (c,)."""
 
@@ -126,6 +131,11 @@ class TrainingTask(NamedTuple):
     @property
     def clients(self) -> np.ndarray:
         return self.task.clients
+
+    @property
+    def draw_key(self) -> DrawKey:
+        steps = b"" if self.steps is None else self.steps.tobytes()
+        return self.round, self.clients.tobytes(), self.visits.tobytes(), steps
 
     @property
     def cuts(self) -> tuple[int, ...]:

@@ -104,9 +104,10 @@ class Planner(ABC):
         sampler = self.sampler.told(state.sampler, ask, draw, Feedback(clients, loss, rms, late))
         return PlanState(in_order(sampler), clock)
 
-    def ahead(self, number: int) -> None:  # noqa: B027 most planners have nothing to prepare
-        """Prepare the update with this number while workers train for the one before, where it needs nothing that is
-        learned there."""
+    def ahead(self, number: int) -> Update | None:
+        """The update with this number, planned while workers train for the one before. None where it needs something
+        that is learned there."""
+        return None
 
     def everyone(self) -> Update:
         """The pass over all clients that some methods begin with."""
@@ -177,9 +178,10 @@ class RoundPlanner(Planner):
         self.plain = self.sampler if plain and isinstance(self.sampler, CountedSampler) else None
         self.next: tuple[int, Update] | None = None  # the plain update that was planned last, and its number
 
-    def ahead(self, number: int) -> None:
+    def ahead(self, number: int) -> Update | None:
         if self.plain is not None and (self.next is None or self.next[0] != number):
             self.next = number, self._plain_update(self.plain, number)
+        return self.next and self.next[1]
 
     def _plain_update(self, sampler: CountedSampler, number: int) -> Update:
         """The update of a round whose cohort follows from the seed and its number alone."""
@@ -204,9 +206,8 @@ class RoundPlanner(Planner):
 
     # --- a round ------------------------------------------------------------------------------------------------------
     def update(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> Update:
-        self.ahead(number)
-        if self.next is not None:
-            return self.next[1]
+        if (planned := self.ahead(number)) is not None:
+            return planned
         begin, eligible = state.seconds, None
         if self.fleet is not None:
             begin = self.fleet.first_time(begin, self.pace.least)

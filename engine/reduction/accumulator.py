@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -137,6 +137,7 @@ class Accumulator:
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # further arrays with one entry per client
         self.noted: list[ClientNumbers] = []
+        self.sent: Callable[[], list[Tensor]] | None = None  # see `send`
 
     # --- blocks -------------------------------------------------------------------------------------------------------
     def add_block(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
@@ -202,12 +203,19 @@ class Accumulator:
         self.times["reduce"] += time.perf_counter() - began
 
     # --- the result ---------------------------------------------------------------------------------------------------
+    def send(self) -> None:
+        """Begin to copy all sums and numbers to the processor's memory, once all blocks have ended. It is for devices,
+        which compute other tasks until `result` is asked for."""
+        if self.device != CPU:
+            found = [leaf for each in self._sums() for leaf in each]
+            loss, norm2 = [each.loss for each in self.noted], [each.norm2 for each in self.noted]
+            self.sent = to_host([*found, torch.hstack(loss), torch.hstack(norm2)], self.device)
+
     def result(self) -> tuple[Sums, dict[Target, Sums], dict[str, np.ndarray]]:
         """(the sums of all clients; the sums for each target, where there are several updates, and the former are
         empty; arrays with one entry per client), once all blocks have ended."""
         began = time.perf_counter()
-        found = [*self.apart.values()] if self.tree is None else [self.tree.sums.total()]
-        leaves, loss, norm2 = self._on_host([leaf for each in found for leaf in each])
+        leaves, loss, norm2 = self._on_host()
         clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
         clients |= {"loss": loss, "norm2": norm2, "steps": np.concatenate([each.steps for each in self.noted])}
         if squared := [each.rms for each in self.noted if each.rms is not None]:
@@ -233,13 +241,20 @@ class Accumulator:
             sums = added(sums, (summed(loss[those]), taken, taken * gradients, summed(weights[those])))
         return sums
 
-    def _on_host(self, sums: list[Tensor]) -> tuple[Leaves, np.ndarray, np.ndarray]:
+    def _sums(self) -> list[list[Tensor]]:
+        """The leaves of the sum of all clients, or of those for each target."""
+        return [*self.apart.values()] if self.tree is None else [self.tree.sums.total()]
+
+    def _on_host(self) -> tuple[Leaves, np.ndarray, np.ndarray]:
         """(sums, losses (c,), squared norms (c,)) in the processor's memory. The processor waits for the device here,
         once per task."""
         loss, norm2 = [each.loss for each in self.noted], [each.norm2 for each in self.noted]
         if self.device == CPU:
-            return [leaf.numpy() for leaf in sums], stacked(loss), stacked(norm2)
-        *found, losses, norms2 = to_host([*sums, torch.hstack(loss), torch.hstack(norm2)])
+            return [leaf.numpy() for each in self._sums() for leaf in each], stacked(loss), stacked(norm2)
+        if self.sent is None:
+            self.send()
+        assert self.sent is not None
+        *found, losses, norms2 = self.sent()
         return (
             [leaf.numpy() for leaf in found],
             losses.to(loss[0].dtype).numpy(),

@@ -348,7 +348,7 @@ class Driver:
     ) -> Phases[tuple[Aggregated, RoundTotals, Round]]:
         """The results of an update: (the mean message, or what the rule of aggregation gives in its place; the totals;
         the round). Parameters and errors: see `Training.totals`."""
-        meanwhile = partial(self._prepare, number)
+        meanwhile = partial(self._prepare, number, update)
         totals = yield from self.training.totals(method, state_spec, self.server, number, update, meanwhile)
         if self.stage.rule.extra == "trusted":
             self._train_on_trusted(method, number)
@@ -374,9 +374,11 @@ class Driver:
         task = TrainingTask(ClientTask(0, server, (1,)), number, number == 0, *columns)
         finished(self._totals("train", [task], method.broadcast(self.server)), self.retry.run)
 
-    def _prepare(self, number: int) -> None:
+    def _prepare(self, number: int, update: Update) -> None:
         """What the driver does while workers train round `number`: results that are needed later are remembered."""
-        self.planner.ahead(number + 1)
+        following = self.planner.ahead(number + 1)
+        if following is not None and len(following.clients) and 0 < number < self.last_round:
+            self.pool.ahead(partial(self.training.tasks_after, update, number + 1, following))
         self._epsilon(number)
 
     def _epsilon(self, number: int) -> Record:

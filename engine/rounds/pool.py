@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from ..cohorts.tasks import Broadcast
+from ..cohorts.tasks import Broadcast, TrainingTask
 from ..errors import RemoteCause, full_traceback
 from ..kernels.library import NoKernels
 from ..memory import is_device_full, is_out_of_memory
@@ -121,6 +121,10 @@ class Pool(ABC):
         one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums,
         which only a phase with a `shape` has.
         """
+
+    def ahead(self, tasks: Callable[[], Sequence[TrainingTask]]) -> None:  # noqa: B027 most pools prepare nothing
+        """While a phase of local training is under way, prepare the tasks of the next one, as far as they are known.
+        tasks: gives them, but for the rows of clients' states."""
 
     def facts(self) -> dict[str, float]:
         """Columns for the round's record, counted since the last call."""

@@ -84,10 +84,8 @@ class Training:
         all clients. meanwhile: work for this process while the workers are busy. Raises ClientFailed if no client is
         left of those that began.
         """
-        clients, when = update.clients, (number, number == 0)
-        columns = (self.visits[clients], update.weights, *self.table.reserve(clients))
-        tasks = [TrainingTask.of(task, when, clients, columns, update.steps) for task in update.tasks]
-        tasks, silent = self.stage.without_silent(tasks, number)
+        clients = update.clients
+        tasks, silent = self._tasks(number, update, self.visits, *self.table.reserve(clients))
         if any(len(task.clients) for task in tasks):
             totals = yield from self.phases.totals("train", tasks, method.broadcast(server), meanwhile)
         else:
@@ -101,6 +99,23 @@ class Training:
         divisor = update.divisor_without(totals.dropped)
         return totals if divisor is None else totals._replace(facts={**totals.facts, "divisor": divisor})
 
+    def tasks_after(self, update: Update, number: int, following: Update) -> list[TrainingTask]:
+        """The tasks of the update `number`, which follows another one, but for the rows of states. They are others if a
+        client of the update before is dropped."""
+        visits, nowhere = self.visits.copy(), np.full(len(following.clients), -1)
+        visits[update.clients] += 1
+        return self._tasks(number, following, visits, nowhere, nowhere)[0]
+
+    def _tasks(
+        self, number: int, update: Update, visits: np.ndarray, read: np.ndarray, write: np.ndarray
+    ) -> tuple[list[TrainingTask], tuple[int, ...]]:
+        """(the tasks of an update, the clients that send nothing). visits: (N,). read, write: see `TrainingTask`, of
+        the update's clients."""
+        clients, when = update.clients, (number, number == 0)
+        columns = (visits[clients], update.weights, read, write)
+        tasks = [TrainingTask.of(task, when, clients, columns, update.steps) for task in update.tasks]
+        return self.stage.without_silent(tasks, number)
+
     def row_after(self, update: Update, totals: RoundTotals) -> np.ndarray:
         """(N,) the row of each client's state as `commit` with the same arguments would leave it."""
         return self.table.row_after(totals.dropped)
@@ -108,7 +123,8 @@ class Training:
     def commit(self, update: Update, totals: RoundTotals) -> None:
         """Make the new states of the update's clients, which `totals` has told of, those of the table."""
         self.table.commit(totals.digests(update.clients), totals.dropped)
-        self.visits[np.setdiff1d(update.clients, totals.dropped)] += 1
+        used = np.setdiff1d(update.clients, totals.dropped) if totals.dropped else update.clients
+        self.visits[used] += 1
 
     def pause(self) -> None:
         """Let the tasks under way end, and begin no others, since a phase of another kind is about to begin."""

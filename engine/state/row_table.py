@@ -143,12 +143,16 @@ class RowTable:
         """
         assert self.pending is not None
         clients, fresh = self.pending
-        took_part = ~np.isin(clients, without)
-        old = self.row[clients[took_part]]
-        self.row[clients[took_part]] = fresh[took_part]
+        unused = fresh[:0]
+        if without:
+            took_part = ~np.isin(clients, without)
+            unused, clients, fresh = fresh[~took_part], clients[took_part], fresh[took_part]
+            digests = None if digests is None else digests[took_part]
+        old = self.row[clients]
+        self.row[clients] = fresh
         if digests is not None and len(self.digest):
-            self.digest[clients[took_part]] = digests[took_part]
-        self._release(np.concatenate([old[old >= 0], fresh[~took_part]]))
+            self.digest[clients] = digests
+        self._release(np.concatenate([old[old >= 0], unused]))
         self.pending = None
 
     def row_after(self, without: tuple[int, ...] = ()) -> np.ndarray:

@@ -38,13 +38,15 @@ def whole(value: Any, count: int) -> int:
 
 class Cards:
     """Some cards. `calls`: the names of the functions of torch.cuda that were called, as written in the caller.
-    `streams`: the streams that were made. `fractions`: of each card's memory that the process may take."""
+    `streams`: the streams that were made. `waits`: how often the processor waited for an event. `fractions`: of each
+    card's memory that the process may take."""
 
     def __init__(self, count: int) -> None:
         self.count, self.current, self.fractions = count, 0, [1.0] * count
         self.peak = self.allocated = 0
         self.calls: set[str] = set()
         self.streams: list[Any] = []
+        self.waits = 0
         self.stream = [(0, index, 1) for index in range(count)]  # (id, device, type) of each card's current one
 
     def set_device(self, index: int) -> None:
@@ -115,6 +117,7 @@ class Cards:
         monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
         self.replace(monkeypatch, "Stream", self.stream_class())
         self.replace(monkeypatch, "CUDAGraph", Graph)
+        self.replace(monkeypatch, "Event", self.event_class())
 
     def replace(self, monkeypatch: pytest.MonkeyPatch, name: str, double: Any) -> None:
         """Replace a class of torch.cuda by one whose methods have the same signatures."""
@@ -143,6 +146,23 @@ class Cards:
                 assert isinstance(stream, Stream)
 
         return Stream
+
+    def event_class(self) -> Any:
+        cards = self
+
+        class Event:
+            """It has happened as soon as it is recorded."""
+
+            recorded = False
+
+            def record(self, stream: Any = None) -> None:
+                self.recorded = True
+
+            def synchronize(self) -> None:
+                assert self.recorded
+                cards.waits += 1
+
+        return Event
 
     def note_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fill `calls` from here on."""
@@ -189,6 +209,7 @@ class OnTheProcessor(TorchFunctionMode):
         if func is torch.Tensor.pin_memory:
             return args[0].clone()
         args, kwargs = pytree.tree_map(moved, (args, kwargs or {}))
+        kwargs.pop("pin_memory", None)
         return func(*args, **kwargs)
 
 

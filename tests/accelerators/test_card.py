@@ -7,6 +7,7 @@ import torch
 
 from fedfleet.engine import resume, run
 from fedfleet.engine.accelerators import memory, settings
+from fedfleet.engine.clients import worker
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.kernels import recorded_step
 from fedfleet.engine.memory import release_freed_memory
@@ -14,7 +15,7 @@ from fedfleet.engine.planning.execution_plan import gpu
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.prepare import check_device
 
-from ..faults.runs import Watch, interrupt, same, small
+from ..faults.runs import Watch, cohort_of, interrupt, plan, rule, same, small
 from ..test_conformance import few
 from .card import TOTAL, Cards, OnTheProcessor, used_names
 
@@ -101,6 +102,35 @@ def test_a_run(cards, device, kernels, tmp_path):
     assert len(cards.streams) == (kernels == "graph")
 
 
+def test_batches_are_drawn_while_the_card_computes(cards, tmp_path, monkeypatch):
+    """The processor waits once for each task, and before it waits for those of a round it draws the batches of the next
+    one, of which none is drawn twice. Of three tasks, the next one begins before it waits for one."""
+    drawn: list[int] = []  # for each task whose batches are drawn: for how many tasks the processor has waited
+    draw = worker.stream
+    monkeypatch.setattr(worker, "stream", lambda *given: drawn.append(cards.waits) or draw(*given))
+    with OnTheProcessor():
+        found = run(small(tmp_path, rounds=3, device="cuda", kernels="torch"))
+    assert drawn == [0, 0, 0, 0, 0, 1, 3, 3, 3]  # the first task of round 1, those of round 2, the others of round 1
+    assert cards.waits == 9
+    same(found, run(small(tmp_path, rounds=3, device="cpu")))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "fault",
+    [rule(int(cohort_of(2)[3]), "raise"), rule(2, "card", 2, 2), rule(2, "card", 20, 1)],
+    ids=str,
+)
+def test_clients_that_fail_on_a_card(cards, fault, tmp_path):
+    """Tasks that have begun go on beside one that fails."""
+    found = []
+    for device in ("cpu", "cuda"):
+        plan(tmp_path / device, fault)
+        with OnTheProcessor():
+            found.append(run(small(tmp_path / device, rounds=4, on_failure="drop", device=device, kernels="torch")))
+    same(found[1], found[0])
+
+
 @pytest.mark.parametrize("kernels", ["torch", "graph"])
 def test_a_resumed_run(cards, kernels, tmp_path):
     """As test_gpu.py has it on a card."""
@@ -131,5 +161,5 @@ def test_every_name_of_torch_cuda_is_called(cards, monkeypatch):
         check_device(RunSpec.of("run", few("fedavg", engine={"device": name})))
         assert gpu(RunSpec.of("run", few("fedavg", engine={"device": name})))[:2] == ["a card of tests", TOTAL]
     release_freed_memory()
-    classes = {"CUDAGraph", "Stream", "graph"}
+    classes = {"CUDAGraph", "Event", "Stream", "graph"}
     assert cards.calls | classes == used_names()

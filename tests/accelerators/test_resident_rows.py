@@ -30,6 +30,9 @@ def some(rows: int, method: str = "scaffold") -> float:
     return (rows + 0.5) * row_at(Path("/tmp"), 0, method)[2] / 2**30
 
 
+SIZES = [pytest.param(ALL, id="all", marks=pytest.mark.long), pytest.param(some(13), id="some")]
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """The run whose rows are all in files, and its folder."""
@@ -43,7 +46,7 @@ def digests_of(out: Path) -> np.ndarray:
     return store.read(store.rounds()[-1]).digest
 
 
-@pytest.mark.parametrize("gib", [ALL, some(13)], ids=["all", "some"])
+@pytest.mark.parametrize("gib", SIZES)
 def test_rows_in_memory_are_those_in_files(gib, expected, tmp_path):
     """The model, the records, and the digests that a checkpoint has of every row."""
     same(run(small(tmp_path / "none", checkpoint=EVERY, state_memory=gib), tmp_path / "out"), expected[0])
@@ -60,7 +63,7 @@ def test_states_of_all_forms(method, more, tmp_path):
     same(found[2], found[0])
 
 
-@pytest.mark.parametrize("gib", [ALL, some(13)], ids=["all", "some"])
+@pytest.mark.parametrize("gib", SIZES)
 def test_a_resumed_run_has_the_same_bits(gib, expected, tmp_path):
     """The files have all rows of a checkpoint, which are verified when it is read. The resumed run has them there."""
     with pytest.raises(Interrupted):
@@ -101,6 +104,7 @@ def test_a_client_that_is_dropped_keeps_its_row(tmp_path):
     same(found[1], found[0])
 
 
+@pytest.mark.long
 def test_an_asynchronous_run(tmp_path):
     found = [run(experiment(asynchronous(tmp_path, 4, state_memory=gib))) for gib in (0, some(13))]
     same(found[1], found[0])
