@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from .client_index import check_index
 from .drawing import initial
 from .models.convert import Converted, convert
+from .models.functional import KeyedFunctions
 from .objectives import Classes, Objective
 from .stateless import NETWORK, Stateless, buffers_of, parameters_of
 from .workload import (
@@ -232,6 +233,9 @@ class Classification(Workload):
 
     def trial(self, p: Params, batch: Batch) -> object:
         logits = self.logits(p, batch, batch.get("key"))
+        if self.network.draws:
+            with KeyedFunctions(None):  # an evaluation must not draw
+                self.logits(p, batch)
         return logits if "losses" in self.overridden else check_logits(logits)
 
     @property

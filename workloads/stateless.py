@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import counted
+from .models.functional import KeyedFunctions
 from .workload import Params
 
 
@@ -68,6 +69,10 @@ class Stateless:
 
     A call puts the given tensors in the place of the module's parameters. `torch.func.functional_call` does the same
     with more checks, and costs 40 to 90 microseconds per call on LeNet, 4 to 8 % of a local step.
+
+    `draws`: whether the module's forward calls functions such as `F.dropout`, which then draw from the key; None before
+    the first call in training. Only such a module is called in a context that looks at each of its functions, and never
+    in evaluations, where torch has fast paths that it does not take in such a context.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -76,6 +81,7 @@ class Stateless:
         self.random = [part for part in module.modules() if isinstance(part, Keyed)]
         self.running = statistics(module)
         self.slots += [(name, owner._buffers, leaf) for name, owner, leaf in self.running]
+        self.draws: bool | None = None
 
     def __call__(self, p: Params, x: Tensor, key: Tensor | None = None, share: Tensor | None = None) -> Tensor:
         """The module's output for inputs x, (B, ...). `p`: all parameters and running statistics by name; tied ones
@@ -90,7 +96,12 @@ class Stateless:
             part.key = None if key is None else counted.key(key, "module", number)
         for _, part, _ in self.running:
             part.share = share
-        return self.module(x)
+        if key is None or self.draws is False:
+            return self.module(x)
+        with KeyedFunctions(key) as functions:
+            out = self.module(x)
+        self.draws = functions.met > 0
+        return out
 
     def drift(self, p: Params) -> Tensor:
         """A term () of value 0 that gives every running statistic its gradient: the old value minus the one that the

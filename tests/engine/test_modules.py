@@ -20,6 +20,7 @@ from fedfleet.engine.clients.modules import evaluating
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.convolutional import Dropout
+from fedfleet.workloads.models.functional import KeyedFunctions
 from fedfleet.workloads.objectives import cross_entropy
 from fedfleet.workloads.problems.auc import Auc
 from fedfleet.workloads.stateless import Stateless
@@ -63,9 +64,9 @@ def trained(workload: Workload, **engine: Any) -> Result:
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------
-class Functional(nn.Module):
+class Feature(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, 0.3, self.training)
+        return F.alpha_dropout(x, 0.3, self.training)
 
 
 class Normal(nn.Module):
@@ -87,14 +88,14 @@ class Python(nn.Module):
 
 class OwnDropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
-        return F.dropout(input, self.p, self.training) + 0.0
+        return input * torch.bernoulli(torch.full_like(input, 1 - self.p)) if self.training else input
 
 
 TORCH = "torch's global generator"
 DRAWS: list[tuple[Callable[[], nn.Module], str, str, str]] = [
     (OwnDropout, r"between \(OwnDropout\)", TORCH, "stateless.Keyed"),
     (lambda: nn.Sequential(nn.Tanh(), OwnDropout()), r"between.1 \(OwnDropout\)", TORCH, "dropout.Dropout"),
-    (Functional, r"between \(Functional\)", TORCH, "stateless.Keyed"),
+    (Feature, r"between \(Feature\)", TORCH, "stateless.Keyed"),
     (Normal, r"between \(Normal\)", TORCH, "stateless.Keyed"),
     (Numpy, r"between \(Numpy\)", "NumPy's global generator", "stateless.Keyed"),
     (Python, r"between \(Python\)", "Python's module random", "stateless.Keyed"),
@@ -149,6 +150,58 @@ def test_keyed_dropout_of_whole_channels():
     assert torch.equal(kept, kept[..., :1, :1].expand_as(kept))
     assert torch.equal(kept, drop({}, x, torch.tensor(7)))
     assert torch.equal(drop({}, x), x)
+
+
+class Functional(nn.Module):
+    """Words of width 4 from the 16 inputs: dropout and attention by functions. always: also in evaluations."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+
+    def forward(self, x: Tensor) -> Tensor:
+        draws = self.training or self.always
+        x = F.dropout(x, 0.3, draws)
+        words = x.unflatten(-1, (-1, 4)).unsqueeze(1)
+        words = F.scaled_dot_product_attention(words, words, words, dropout_p=0.2 if draws else 0.0, is_causal=True)
+        return F.dropout1d(words.flatten(0, 1), 0.1, draws).flatten(1)
+
+
+def test_functions_that_drop_draw_from_the_key():
+    """A run in blocks and one of clients alone agree within the roundings of float32 over two rounds."""
+    blocks, alone = (trained(Digits(model=With(Functional)), block=block).model for block in (4, 1))
+    assert all(torch.allclose(value, alone[name], atol=1e-5) for name, value in blocks.items())
+    without = trained(Digits(model=With(nn.Identity))).model
+    assert any(not torch.allclose(value, blocks[name], atol=1e-3) for name, value in without.items())
+
+
+def test_functions_draw_the_same_for_a_key_and_nothing_in_evaluations():
+    network, x = Stateless(Functional()), torch.randn(1, 16)
+    assert torch.equal(network({}, x), Functional().eval()(x))
+    states = torch.get_rng_state()
+    first, again = (network({}, x, torch.tensor(3)) for _ in range(2))
+    assert network.draws
+    assert torch.equal(first, again)
+    assert torch.equal(torch.get_rng_state(), states)
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "bits", "numbers"])
+def test_attention_with_dropout_is_torchs_where_nothing_is_dropped(mask):
+    """The rate is so small that none of the 2 x 3 x 5 x 5 weights is dropped, and 1 / (1 - rate) rounds to 1."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 5, 4, generator=random, dtype=torch.float64) for _ in range(3))
+    bits = torch.rand(5, 5, generator=random) > 0.3
+    bits.fill_diagonal_(True)
+    given = {"bits": bits, "numbers": torch.where(bits, 0.5, -1.0).double()}.get(str(mask))
+    wanted = F.scaled_dot_product_attention(q, k, v, given, is_causal=mask == "causal", scale=0.3)
+    with KeyedFunctions(torch.tensor(1)):
+        got = F.scaled_dot_product_attention(q, k, v, given, 1e-17, mask == "causal", scale=0.3)
+    assert torch.allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_functions_that_drop_in_evaluations_are_refused():
+    with pytest.raises(ConfigError, match=r"F\.dropout must draw in training alone, .*training=self\.training"):
+        trained(Digits(model=With(lambda: Functional(always=True))))
 
 
 # --- modes ------------------------------------------------------------------------------------------------------------

@@ -3,14 +3,12 @@ worker. Srivastava et al. 2014; for whole rows, stochastic depth, Huang et al. 2
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import counted
 from ..stateless import Keyed
+from .functional import dropped
 
 
 class Dropout(Keyed):
@@ -37,10 +35,7 @@ class Dropout(Keyed):
         if self.key is None or not self.rate:
             return x
         x = x.movedim(self.batch, 0) if self.batch else x
-        drawn = 1 if self.rows else 2 if self.channels else x.ndim
-        shape = (*x.shape[:drawn], *[1] * (x.ndim - drawn))
-        kept = counted.at_least(self.key.to(x.device), prod(shape), self.rate).view(shape)
-        found = torch.where(kept, x / (1 - self.rate), 0.0)
+        found = dropped(x, self.key, self.rate, 1 if self.rows else 2 if self.channels else x.ndim)
         return found.movedim(0, self.batch) if self.batch else found
 
 

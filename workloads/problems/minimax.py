@@ -129,7 +129,7 @@ class OverClassification(MinMax):
         return self.base.logits(self._net(p), batch, batch.get("key"))
 
     def trial(self, p: Params, batch: Batch) -> object:
-        return check_logits(self.logits(p, batch))
+        return check_logits(self.base.trial(self._net(p), batch))
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         return self.metrics(p, self.of.reported(batch) if isinstance(self.of, OtherRows) else batch)
