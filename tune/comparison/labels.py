@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.config.registry import Registry, resolve, signature
-from ...engine.config.schema import Federation
+from ...engine.config.schema import Federation, Personal
 from ...engine.errors import ConfigError
 from ...engine.records.lineage import lineage_of
 from ..identity import effective_settings
@@ -22,6 +22,9 @@ PARTS = {"method": "METHODS", "workload": "WORKLOADS"}
 
 UNSET = {"aggregate": "mean", "attack": "none", "privacy": "none", "systems": "none"}
 """Sections that a configuration may lack -> what it then has, in a word."""
+
+PERSONAL = {name: field.default for name, field in Personal.model_fields.items()}
+"""The values of the section `personal` that labels leave out: its defaults."""
 
 UNKNOWN = "default"
 """The value of an argument whose default cannot be looked up, since its part is from a plug-in."""
@@ -34,6 +37,8 @@ def numeric_settings(data: dict[str, Any]) -> dict[str, Any]:
             data[part] = {"name": data[part]}
     if isinstance(data.get("federation"), dict) and isinstance(data["federation"].get("pace"), dict):
         data["federation"] = {**data["federation"], "pace": chosen_pace(data["federation"]["pace"])}
+    if isinstance(data.get("personal"), dict):
+        data["personal"] = {key: value for key, value in data["personal"].items() if value != PERSONAL.get(key)}
     return {key: value for key, value in effective_settings(data).items() if key != "seed"}
 
 
