@@ -37,32 +37,32 @@ class ClientStates:
     def __init__(self, folder: Path, run_id: str, experiment: Experiment, rounds: int) -> None:
         """folder: of the run. rounds: how many it has."""
         refuse_unusual(folder, FOLDERS)
-        self.folder, self.experiment = folder, experiment
-        self.run_spec = RunSpec.of(run_id, experiment, str(folder), initial_model=initial_model(folder))
-        if self.run_spec.device.type != "cpu":
-            self.run_spec = self.run_spec.on_cpu()
-        self.method_name = part_name(experiment.method)
-        with self.run_spec.computing(), torch.no_grad():
-            self.method = self.run_spec.method(rounds)
-            if not self.method.own_models:
+        self._folder, self._experiment = folder, experiment
+        self._run_spec = RunSpec.of(run_id, experiment, str(folder), initial_model=initial_model(folder))
+        if self._run_spec.device.type != "cpu":
+            self._run_spec = self._run_spec.on_cpu()
+        self._method_name = part_name(experiment.method)
+        with self._run_spec.computing(), torch.no_grad():
+            self._method = self._run_spec.method(rounds)
+            if not self._method.own_models:
                 raise ConfigError(
                     f"{folder}: clients have no models of their own, all have the server's, "
-                    f"model.safetensors, got {self.method_name}; choose a run whose clients keep parts of a model"
+                    f"model.safetensors, got {self._method_name}; choose a run whose clients keep parts of a model"
                 )
-            self.snapshot = kept_snapshot(folder, experiment, rounds)
-            x = self.run_spec.initial_model()
-            server = self.method.server_init(x)
+            self._snapshot = kept_snapshot(folder, experiment, rounds)
+            x = self._run_spec.initial_model()
+            server = self._method.server_init(x)
             leaves, form = pytree.tree_flatten(server)
-            server = pytree.tree_unflatten(self.snapshot.server[: len(leaves)], form)
-            self.x = self.method.model(server)
-            self.public = self.method.unpack(self.method.broadcast(server))
-            self.fresh = self.method.client_init(self.public)
-            self.rows = self._rows(StateSpec(self.method, x).client)
+            server = pytree.tree_unflatten(self._snapshot.server[: len(leaves)], form)
+            self._x = self._method.model(server)
+            self._public = self._method.unpack(self._method.broadcast(server))
+            self._fresh = self._method.client_init(self._public)
+            self._row_files = self._rows(StateSpec(self._method, x).client)
 
     def _rows(self, sample: Any) -> RowFiles:
         """The files of the rows. sample: a client state."""
-        engine = self.experiment.engine
-        folder = str(state_folder(engine, self.run_spec.run_id, str(self.folder)))
+        engine = self._experiment.engine
+        folder = str(state_folder(engine, self._run_spec.run_id, str(self._folder)))
         layout = StateLayout(folder, 0, engine.state_dtype == "bfloat16", True, shared=shared_ends(folder))
         try:
             return RowFiles(layout, sample)
@@ -72,7 +72,7 @@ class ClientStates:
     @property
     def clients(self) -> range:
         """All clients."""
-        return range(len(self.snapshot.row))
+        return range(len(self._snapshot.row))
 
     def check(self, clients: Iterable[int]) -> None:
         """Raise ConfigError for the first client that the run does not have."""
@@ -87,36 +87,36 @@ class ClientStates:
         client that has never taken part it is the one that it would begin with. Raises ConfigError for a client that
         the run does not have, and for a state that does not match its digest."""
         self.check([client])
-        row = int(self.snapshot.row[client])
-        with self.run_spec.computing(), torch.no_grad():
+        row = int(self._snapshot.row[client])
+        with self._run_spec.computing(), torch.no_grad():
             if row < 0:
-                state = self.fresh
+                state = self._fresh
             else:
                 self._check_row(client, row)
-                state = self.rows.read_one(row)
-            tree = self.method.client_model(self.x, self.public, state)
-            return {name: leaf.detach().clone() for name, leaf in [*tree.items(), *self.run_spec.frozen.items()]}
+                state = self._row_files.read_one(row)
+            tree = self._method.client_model(self._x, self._public, state)
+            return {name: leaf.detach().clone() for name, leaf in [*tree.items(), *self._run_spec.frozen.items()]}
 
     def _check_row(self, client: int, row: int) -> None:
         try:
-            sound = np.array_equal(self.rows.digests(np.array([row]))[0], self.snapshot.digest[client])
+            sound = np.array_equal(self._row_files.digests(np.array([row]))[0], self._snapshot.digest[client])
         except OSError:  # the file ends before it
             sound = False
         if not sound:
             raise ConfigError(
-                f"{self.folder}: the state of client {client} is damaged or gone; put the files in state/ back, or run "
+                f"{self._folder}: the state of client {client} is damaged or gone; put the files in state/ back, or run "
                 f"it again with {KEPT}"
             )
 
     def save(self, client: int, file: Path) -> None:
         """Write the model of a client. The file's metadata have, as texts: client, round, visits, method, and the names
         of the personal and the frozen tensors, separated by commas, if there are any."""
-        spec = self.run_spec
+        spec = self._run_spec
         facts = {
             "client": str(client),
-            "round": str(self.snapshot.round),
-            "visits": str(int(self.snapshot.visits[client])),
-            "method": self.method_name,
+            "round": str(self._snapshot.round),
+            "visits": str(int(self._snapshot.visits[client])),
+            "method": self._method_name,
             "personal": ",".join(spec.kept_apart.personal),
             "frozen": ",".join(spec.frozen),
         }
