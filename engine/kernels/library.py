@@ -24,6 +24,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..storage.expanded import cache_folder
 from ..storage.sha256 import sha256
 
 SOURCES = Path(__file__).with_name("csrc")
@@ -44,12 +45,6 @@ SECONDS = 300
 
 class NoKernels(ConfigError):
     """The kernels cannot be built on this machine. The message says why."""
-
-
-def cache_folder() -> Path:
-    """$FEDFLEET_CACHE, else $XDG_CACHE_HOME/fedfleet, else ~/.cache/fedfleet."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("FEDFLEET_CACHE") or f"{cache}/fedfleet").expanduser()
 
 
 def source_files() -> list[Path]:

@@ -26,11 +26,12 @@ from ..cohorts.tasks import steps_of
 from ..errors import ConfigError
 from ..kernels.agreement import Disagreement
 from ..kernels.contract import Kernels
-from ..kernels.library import NoKernels, cache_folder, instruction_set, processor, source_files
+from ..kernels.library import NoKernels, instruction_set, processor, source_files
 from ..records.event_log import PLAN
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.folders import sealed_plan
 from ..storage.atomic_write import write
+from ..storage.expanded import cache_folder
 from ..storage.lock import Lock
 from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_json

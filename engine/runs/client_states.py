@@ -104,8 +104,8 @@ class ClientStates:
             sound = False
         if not sound:
             raise ConfigError(
-                f"{self._folder}: the state of client {client} is damaged or gone; put the files in state/ back, or run "
-                f"it again with {KEPT}"
+                f"{self._folder}: the state of client {client} is damaged or gone; put the files in state/ back, or "
+                f"run it again with {KEPT}"
             )
 
     def save(self, client: int, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Paths as users write them, and whether files can be created there.
+"""Paths as users write them, whether files can be created there, and the folder of what is kept for later commands.
 
 A ~ at the beginning stands for a home folder, also where no shell has replaced it, as in YAML and in `--out=~/runs`.
 """
@@ -26,6 +26,12 @@ def expanded(path: str | Path) -> Path:
 def expanded_address(address: str) -> str:
     """The same for a path or a URL: sqlite:///~/a.db and file:///~/a are in the home folder, too."""
     return _home(HOME_IN_URL.sub(lambda home: _home(home[0]), address))
+
+
+def cache_folder() -> Path:
+    """$FEDFLEET_CACHE, else $XDG_CACHE_HOME/fedfleet, else ~/.cache/fedfleet."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("FEDFLEET_CACHE") or f"{cache}/fedfleet").expanduser()
 
 
 def is_unicode(text: str) -> bool:

@@ -31,13 +31,12 @@ from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.prepare import prepare
 from fedfleet.tune.files import load
 from fedfleet.tune.tracking import stores
-from fedfleet.tune.tracking.mlflow_writer import MlflowWriter
+from fedfleet.tune.tracking.mlflow_writer import MlflowWriter, flatten
 from fedfleet.tune.tracking.model import Predictor, example, model_of, with_network
 from fedfleet.tune.tracking.origin import origin
 from fedfleet.tune.tracking.run import MlflowTracker
-from fedfleet.tune.tracking.run_header import RunHeader, flatten
 from fedfleet.tune.tracking.stores import KIND, PATIENCE, open_store, store
-from fedfleet.tune.tracking.writer import TOP, End
+from fedfleet.tune.tracking.writer import TOP, End, RunHeader
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.problems.auc import Auc
 

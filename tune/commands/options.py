@@ -11,9 +11,7 @@ import click
 from ...engine.config.schema import KEYS_OF_PARTS, Experiment, dotted_keys
 from ...engine.errors import ConfigError
 from ...engine.storage.expanded import expanded
-from ..search.plan import SearchSettings
 from ..streams import tell
-from ..study.spec import Study
 
 overrides = click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 at = click.option(
@@ -84,7 +82,11 @@ class KeyedCommand(click.Command):
             return []
         known = [*dotted_keys(Experiment), *KEYS_OF_PARTS]
         if self.name in ("study", "data"):
+            from ..study.spec import Study
+
             known = [*dotted_keys(Study), *(f"experiment.{key}" for key in known)]
         elif self.name == "search":
+            from ..search.plan import SearchSettings
+
             known += [f"search.{key}" for key in dotted_keys(SearchSettings)]
         return [key for key in dict.fromkeys(known) if f".{key}".endswith(f".{name}")]

@@ -19,8 +19,8 @@ from ..ranges import decided
 from ..tracking.many_runs import TrackerOfRuns
 from ..tracking.model import kept_model
 from ..tracking.origin import origin
-from ..tracking.run_header import RunHeader, header_of
-from ..tracking.writer import TOP, End
+from ..tracking.run_header import header_of
+from ..tracking.writer import TOP, End, RunHeader
 from ..units import setting, shown
 from .folder import trial_folder
 from .plan import SearchPlan

@@ -17,8 +17,8 @@ from ..study.spec import Study
 from ..tracking.many_runs import TrackerOfRuns
 from ..tracking.model import kept_model
 from ..tracking.origin import origin
-from ..tracking.run_header import RunHeader, header_of
-from ..tracking.writer import End
+from ..tracking.run_header import header_of
+from ..tracking.writer import End, RunHeader
 from ..units import shown
 
 

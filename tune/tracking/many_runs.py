@@ -15,8 +15,7 @@ import yaml
 from ...engine.config.schema import Trackers
 from ...engine.storage.secrets import redacted_data
 from ..executor.source import Run, RunsObserver
-from .run_header import RunHeader
-from .writer import TOP, End
+from .writer import TOP, End, RunHeader
 from .writers import WRITERS, Target
 
 

@@ -22,7 +22,6 @@ from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted
 from ...engine.storage.sha256 import sha256_of_json
-from .run_header import flatten
 from .stores import load_mlflow, open_store
 from .writer import FILES, REPORT, TOP, Batch, End, Writer
 
@@ -323,6 +322,16 @@ class MlflowWriter(Writer):
             self.client.finalize_logged_model(logged.model_id, "READY")
             last = max((step for _, step in self.known.get(key, ())), default=0)
             self.client.log_outputs(run_id, [self.mlflow.entities.LoggedModelOutput(logged.model_id, last)])
+
+
+def flatten(data: Any, prefix: str = "") -> dict[str, str]:
+    """{"a": {"b": 1}} -> {"a.b": "1"}. Lists are not flattened."""
+    if isinstance(data, dict) and data:
+        flat = {}
+        for key, value in data.items():
+            flat.update(flatten(value, f"{prefix}{key}."))
+        return flat
+    return {prefix[:-1]: str(data)}
 
 
 def allowed(name: str) -> str:

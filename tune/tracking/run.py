@@ -17,9 +17,9 @@ from ..page.html import render
 from ..run_report import page_of
 from .mlflow_writer import kept
 from .model import model_of
-from .run_header import RunHeader, header_of, name_of
+from .run_header import header_of, name_of
 from .stores import store
-from .writer import REPORT, TOP, End, package_is_there
+from .writer import REPORT, TOP, End, RunHeader, package_is_there
 from .writers import WRITERS, Target
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,7 @@ from ...engine.run_spec import RunSpec
 from ...engine.storage.sha256 import sha256_of_json
 from ..run_files import read_json
 from .origin import origin
-
-
-@dataclass(frozen=True)
-class RunHeader:
-    """What is written of a run when it begins. parameters: a nested mapping of settings, which the writer flattens.
-    data_set: the arguments of MLflow's Dataset, {} for none."""
-
-    name: str
-    tags: dict[str, str]
-    parameters: dict[str, Any] = field(default_factory=dict)
-    data_set: dict[str, str] = field(default_factory=dict)
-
-
-def flatten(data: Any, prefix: str = "") -> dict[str, str]:
-    """{"a": {"b": 1}} -> {"a.b": "1"}. Lists are not flattened."""
-    if isinstance(data, dict) and data:
-        flat = {}
-        for key, value in data.items():
-            flat.update(flatten(value, f"{prefix}{key}."))
-        return flat
-    return {prefix[:-1]: str(data)}
+from .writer import RunHeader
 
 
 def header_of(run_spec: RunSpec, name: str, folder: Path | None, **tags: str) -> RunHeader:

@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ...engine.errors import ConfigError
-from ...engine.kernels.library import cache_folder
-from ...engine.storage.expanded import check_folder
+from ...engine.storage.expanded import cache_folder, check_folder
 from ...engine.storage.secrets import redacted
 
 PATIENCE = {

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...engine.errors import ConfigError
-from ...engine.rounds.driver import Record
+from ...engine.records.history import Record
 from ...engine.runs.saved_files import read_rows
 from ...engine.storage.secrets import redacted
 from ..streams import tell
-from .run_header import RunHeader
 from .stores import SECONDS
 
 REPORT = "report.html"
@@ -52,6 +51,17 @@ FILES = (
     "run.log",
 )
 """Files of a run's folder that become artifacts."""
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What is written of a run when it begins. parameters: a nested mapping of settings, which the writer flattens.
+    data_set: the arguments of MLflow's Dataset, {} for none."""
+
+    name: str
+    tags: dict[str, str]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    data_set: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
