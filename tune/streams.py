@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..engine.errors import FedFleetError
 
@@ -30,6 +32,19 @@ def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
     except OSError:
         _give_up(2)
+
+
+@contextmanager
+def passing(text: str, quiet: bool = False) -> Iterator[None]:
+    """Show a text on a terminal until the context ends, so that a command has said something before its first line."""
+    shows = not quiet and sys.stderr.isatty()
+    if shows:
+        print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shows:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:

@@ -318,7 +318,8 @@ def on_terminal(*args: str) -> tuple[str, str]:
 
 def test_progress_on_a_terminal():
     stdout, sent = on_terminal("run", "digits", *LOCAL, "federation.rounds=3", "evaluate.every=1", "--json")
-    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", sent)
+    passing, text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", sent).split("\r", 1)
+    assert passing == "starting scaffold on digits"
     last = text.rstrip().split("\r")[-1]
     assert re.search(r"round 3/3 .* loss \d\.\d{4}  accuracy \d+\.\d\d%  clients/s \d+ 0:00:00", last), text
     assert text.count("scaffold on digits") == 1

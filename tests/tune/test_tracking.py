@@ -30,7 +30,8 @@ from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.runs.prepare import prepare
 from fedfleet.tune.files import load
-from fedfleet.tune.tracking import stores
+from fedfleet.tune.tracking import mlflow_process, stores
+from fedfleet.tune.tracking.mlflow_process import MlflowProcess
 from fedfleet.tune.tracking.mlflow_writer import MlflowWriter, flatten
 from fedfleet.tune.tracking.model import Predictor, example, model_of, with_network
 from fedfleet.tune.tracking.origin import origin
@@ -118,6 +119,46 @@ def test_a_run_in_sqlite(here: Path):
     assert done.stderr == ""
     check_complete(f"sqlite:///{here / 'mlflow.db'}", json.loads(done.stdout.splitlines()[-1]), here)
     assert {path.name for path in here.iterdir()} == {"mine", "mlflow.db", "mlartifacts", "downloaded"}
+
+
+UNIMPORTED = """
+import atexit, sys
+atexit.register(lambda: print("mlflow" in sys.modules, file=sys.stderr))
+from fedfleet.tune.main import main
+main()
+"""
+
+
+@pytest.mark.long
+def test_a_command_writes_in_a_process_of_its_own(here: Path):
+    done = subprocess.run([sys.executable, "-c", UNIMPORTED, *RUN], cwd=here, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "False\n")
+    check_complete(f"sqlite:///{here / 'mlflow.db'}", json.loads(done.stdout.splitlines()[-1]), here)
+
+
+def test_a_process_that_ends_costs_a_warning(here: Path, capsys: pytest.CaptureFixture[str]):
+    process = MlflowProcess()
+    process.open("run", uri=store("auto"), experiment="fedfleet", folder=None)
+    process.begin(TOP, lambda: RunHeader("mine", {}))
+    process.popen.kill()
+    process.popen.wait()
+    process.rounds(TOP, [{"round": 1, "train/loss": 2.0}])
+    process.end(End(TOP, "finished"))
+    process.close()
+    told = (
+        "warning: not tracked in MLflow: the process that writes has ended with status -9; the run itself continues\n"
+    )
+    assert capsys.readouterr().err == told
+
+
+def test_a_process_that_is_not_needed_ends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    with mlflow_process.beside(load("digits").tracking):
+        begun = mlflow_process._begun
+        assert begun is not None and begun.popen.poll() is None
+    assert begun.popen.poll() is not None
+    with mlflow_process.beside(load("digits", ["tracking=csv"]).tracking):
+        assert mlflow_process.taken() is None
 
 
 def test_a_new_store_is_a_copy_of_an_empty_one(here: Path, monkeypatch: pytest.MonkeyPatch):

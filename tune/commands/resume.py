@@ -11,6 +11,8 @@ from ...engine.runs.saved_files import require_kind
 from ...engine.storage.expanded import expanded_address
 from ..exit_status import report_errors
 from ..files import load
+from ..streams import passing
+from ..tracking.mlflow_process import beside
 from .options import KeyedCommand, Out, at, json_result, on_cluster, overrides, quiet
 
 
@@ -44,7 +46,9 @@ def command(
     require_kind(directory, "run")
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
 
-    from ..one_run import resume_run, show_result
-
     asked = any(override.startswith("federation.rounds=") for override in overrides)
-    show_result(resume_run(loaded, directory, quiet, loaded.federation.rounds if asked else None), as_json)
+    with beside(loaded.tracking):
+        with passing(f"resuming {loaded.title}", quiet):
+            from ..one_run import resume_run, show_result  # it imports torch
+
+        show_result(resume_run(loaded, directory, quiet, loaded.federation.rounds if asked else None), as_json)

@@ -8,7 +8,8 @@ import click
 
 from ..exit_status import report_errors
 from ..files import load
-from ..streams import say
+from ..streams import passing, say
+from ..tracking.mlflow_process import beside
 from .options import KeyedCommand, Out, at, json_result, on_cluster, overrides, quiet
 
 
@@ -35,12 +36,16 @@ def command(
     """Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)."""
     loaded = load(experiment, on_cluster(overrides, address))
 
-    from ..one_run import begin_run, folder_of, show_result
-
-    run_id, folder = folder_of(out)
     if detach:
         from ..cluster.runs import leave
+        from ..one_run import folder_of
 
+        run_id, folder = folder_of(out)
         say(leave(loaded, folder, run_id))
         return
-    show_result(begin_run(loaded, folder, run_id, quiet), as_json)
+    with beside(loaded.tracking):
+        with passing(f"starting {loaded.title}", quiet):
+            from ..one_run import begin_run, folder_of, show_result  # it imports torch
+
+        run_id, folder = folder_of(out)
+        show_result(begin_run(loaded, folder, run_id, quiet), as_json)

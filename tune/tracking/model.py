@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,8 @@ from ...workloads.classification import Classification
 from ...workloads.problems.minimax import OverClassification
 from ...workloads.workload import Workload
 from ...workloads.wrappers.wrapped import Wrapped
+from .from_folder import TENSORS, copied, described
 from .stores import load_mlflow
-
-TENSORS = "model.safetensors"
-"""Name of the file with the tensors of a model."""
 
 ROWS = 2
 """Rows of the input example. The exporter would take a single row to mean that there is never another number."""
@@ -71,14 +70,20 @@ def example(workload: WithNetwork) -> np.ndarray:
         return np.zeros((ROWS, *base.shape), np.float32) if length is None else np.zeros((ROWS, length), np.int32)
 
 
-def model_of(run_spec: RunSpec, tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[Path], Any] | None:
+def model_of(
+    run_spec: RunSpec, tensors: Callable[[], Mapping[str, Tensor]], run: Path | None = None
+) -> Callable[[Path], Any] | None:
     """The function that writes the final model of a run into a new folder in MLflow's format and returns the
     mlflow.models.Model; None if the model is not to be logged, or if there is to be a graph and the workload has no
-    network. tensors: returns those of the model. The function raises whatever torch raises for a network that cannot be
-    exported."""
+    network. tensors: returns those of the model. run: the folder of the run, which has them in its file TENSORS, or
+    None. The function raises whatever torch raises for a network that cannot be exported."""
     form = run_spec.experiment.tracking.model
+    if not form:
+        return None
     if form != "graph":
-        return (lambda folder: write_tensors(tensors(), list(run_spec.frozen), folder)) if form else None
+        if run is not None:
+            return partial(copied, run)
+        return lambda folder: write_tensors(tensors(), list(run_spec.frozen), folder)
     workload = with_network(run_spec.workload)
     return None if workload is None else lambda folder: export(workload, tensors(), folder)
 
@@ -89,16 +94,14 @@ def kept_model(run: Path, experiment: Callable[[], Experiment]) -> Callable[[Pat
     file = run / TENSORS
     if not file.is_file():
         return None
-    return model_of(RunSpec.of("model", experiment()), lambda: load_model(file))
+    return model_of(RunSpec.of("model", experiment()), lambda: load_model(file), run)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], frozen: Sequence[str], folder: Path) -> Any:
     """See `model_of`: the tensors, in a file like that of the run's folder."""
     folder.mkdir()
     save_model(dict(tensors), folder / TENSORS, frozen)
-    described = load_mlflow().models.Model()
-    described.add_flavor("safetensors", data=TENSORS)
-    return described
+    return described(folder)
 
 
 def export(workload: WithNetwork, tensors: Mapping[str, Tensor], folder: Path) -> Any:
@@ -107,14 +110,14 @@ def export(workload: WithNetwork, tensors: Mapping[str, Tensor], folder: Path) -
     predictor, inputs = Predictor(workload, tensors).eval(), example(workload)
     with torch.no_grad():
         outputs = predictor(torch.from_numpy(inputs.copy()))
-    described = mlflow.models.Model()
+    model = mlflow.models.Model()
     mlflow.pytorch.save_model(
         predictor,
         str(folder),
-        mlflow_model=described,
+        mlflow_model=model,
         signature=mlflow.models.infer_signature(inputs, outputs.numpy()),
         input_example=inputs,
         pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "numpy")],
         serialization_format="pt2",
     )
-    return described
+    return model

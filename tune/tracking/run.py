@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,13 +14,12 @@ from ...engine.rounds.driver import Record
 from ...engine.run_spec import RunSpec
 from ...engine.runs.observer import Observer
 from ...engine.runs.result import Result
-from ..page.html import render
-from ..run_report import page_of
+from .from_folder import report
 from .mlflow_writer import kept
 from .model import model_of
 from .run_header import header_of, name_of
 from .stores import store
-from .writer import REPORT, TOP, End, RunHeader, package_is_there
+from .writer import TOP, End, RunHeader, package_is_there
 from .writers import WRITERS, Target
 
 
@@ -65,7 +65,7 @@ class RunTracker(Observer):
             self.record(record)
 
     def end(self, result: Result) -> None:
-        self._close("finished", model_of(self.run_spec, lambda: result.model), result.stopped)
+        self._close("finished", model_of(self.run_spec, lambda: result.model, self.folder), result.stopped)
 
     def failed(self, error: BaseException) -> None:
         if not self.has_writer:
@@ -80,14 +80,14 @@ class RunTracker(Observer):
             self._close("diverged" if isinstance(error, Diverged) else type(error).__name__)
 
     def _close(self, status: str, model: Callable[[Path], Any] | None = None, reason: str = "") -> None:
-        self.writer.end(End(TOP, status, reason, folder=self.folder, texts=self._texts, model=model))
+        self.writer.end(End(TOP, status, reason, folder=self.folder, texts=self._texts(), model=model))
         self.writer.close()
 
-    def _texts(self) -> dict[str, str]:
-        """Artifact texts: the report, or the configuration of a run without a folder."""
+    def _texts(self) -> Callable[[], dict[str, str]]:
+        """Returns artifact texts: the report, or the configuration of a run without a folder."""
         if self.folder is not None:
-            return {REPORT: render(page_of(self.folder))}
-        return {"config.yaml": yaml.safe_dump(self.run_spec.experiment.plain(), sort_keys=False)}
+            return partial(report, self.folder)
+        return partial(dict, {"config.yaml": yaml.safe_dump(self.run_spec.experiment.plain(), sort_keys=False)})
 
 
 class MlflowTracker(RunTracker):

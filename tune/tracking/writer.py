@@ -103,7 +103,44 @@ Message = Batch | End | None
 """None: no further message follows."""
 
 
-class Writer(ABC):
+class Inbox(ABC):
+    """What runs, searches and studies see of a writer: where they put messages."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, tuple[int, Callable[[], RunHeader]]] = {}  # key -> (time in milliseconds, header)
+
+    def begin(self, key: str, header: Callable[[], RunHeader]) -> None:
+        """A run begins. header: called when something of the run is written for the first time."""
+        self.headers[key] = (now(), header)
+
+    def open_early(self) -> None:
+        """Open the store and begin the top run now, although there is nothing to be written yet. It takes seconds."""
+        self.put(Batch(TOP, []))
+
+    def rounds(self, key: str, records: Iterable[Record]) -> None:
+        """Rounds of a run are over."""
+        stamp = now()
+        if batch := [(stamp, record) for record in records]:
+            self.put(Batch(key, batch))
+
+    def end(self, end: End) -> None:
+        """A run has ended."""
+        self.put(end)
+
+    @abstractmethod
+    def put(self, message: Batch | End) -> None:
+        """Have a message dealt with."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait until everything is written."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """End without a message; does not wait, not even for the import of the tracker's package."""
+
+
+class Writer(Inbox):
     """Writes a run, or a search's or study's run and the nested ones, in a thread of its own. A subclass writes to one
     kind of store; its methods are called in the thread."""
 
@@ -114,8 +151,8 @@ class Writer(ABC):
 
     def __init__(self, what: str) -> None:
         """Starts the thread. what: run, search or study, for the warning."""
+        super().__init__()
         self.what = what
-        self.headers: dict[str, tuple[int, Callable[[], RunHeader]]] = {}  # key -> (time in milliseconds, header)
         self.made: dict[str, RunHeader] = {}  # key -> the header, once it has been needed
         self.messages: queue.Queue[Message] = queue.Queue()
         self.opening = 0.0  # time.monotonic() when opening the store began
@@ -125,23 +162,8 @@ class Writer(ABC):
         self.thread.start()
 
     # --- the callers' side --------------------------------------------------------------------------------------------
-    def begin(self, key: str, header: Callable[[], RunHeader]) -> None:
-        """A run begins. header: called in the thread, when something of the run is written for the first time."""
-        self.headers[key] = (now(), header)
-
-    def open_early(self) -> None:
-        """Open the store and begin the top run now, although there is nothing to be written yet. It takes seconds."""
-        self.messages.put(Batch(TOP, []))
-
-    def rounds(self, key: str, records: Iterable[Record]) -> None:
-        """Rounds of a run are over."""
-        stamp = now()
-        if batch := [(stamp, record) for record in records]:
-            self.messages.put(Batch(key, batch))
-
-    def end(self, end: End) -> None:
-        """A run has ended."""
-        self.messages.put(end)
+    def put(self, message: Batch | End) -> None:
+        self.messages.put(message)
 
     def close(self) -> None:
         """Wait until everything is written, but not for a server that does not answer within SECONDS."""
@@ -155,7 +177,6 @@ class Writer(ABC):
                 return
 
     def abandon(self) -> None:
-        """End without a message; does not wait, not even for the import of the tracker's package."""
         self.messages.put(None)
 
     # --- what a subclass uses -----------------------------------------------------------------------------------------
@@ -263,8 +284,13 @@ class Writer(ABC):
 
     def warn(self, error: Exception, what: str = "") -> None:
         """Print a warning. what: the beginning of the sentence, unless nothing is tracked."""
-        reason = " ".join(redacted(str(error) or type(error).__name__).split())
-        tell(f"warning: {what or f'not tracked in {self.tracker}'}: {reason}; the {self.what} itself continues")
+        reason = redacted(str(error) or type(error).__name__)
+        tell(warning(what or f"not tracked in {self.tracker}", reason, self.what))
+
+
+def warning(problem: str, reason: str, what: str) -> str:
+    """The line on a problem of a tracker. what: run, search or study."""
+    return f"warning: {problem}: {' '.join(reason.split())}; the {what} itself continues"
 
 
 def merged(messages: list[Message]) -> list[Message]:

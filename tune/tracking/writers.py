@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from ...engine.errors import ConfigError, nearest
 from .csv_writer import CsvWriter
+from .mlflow_process import taken
 from .mlflow_writer import MlflowWriter
 from .stores import store
 from .tensorboard_writer import TensorBoardWriter
 from .wandb_writer import WandbWriter
-from .writer import Writer
+from .writer import Inbox
 
 
 class Target(NamedTuple):
@@ -39,10 +40,26 @@ class Target(NamedTuple):
         return Path("runs") / self.run_id if self.folder is None else self.folder
 
 
-WRITERS: dict[str, Callable[[Target], Writer]] = {
-    "mlflow": lambda to: MlflowWriter(
-        store(to.uri), to.experiment, to.folder, to.what, to.child_tag, to.resumes, to.system
-    ),
+def mlflow(to: Target) -> Inbox:
+    """A writer to MLflow, in the process that the command has begun for it, if there is one."""
+    arguments = {
+        "uri": store(to.uri),
+        "experiment": to.experiment,
+        "folder": to.folder,
+        "what": to.what,
+        "child_tag": to.child_tag,
+        "resumes": to.resumes,
+        "system": to.system,
+    }
+    process = taken()
+    if process is None:
+        return MlflowWriter(**arguments)
+    process.open(**arguments)
+    return process
+
+
+WRITERS: dict[str, Callable[[Target], Inbox]] = {
+    "mlflow": mlflow,
     "tensorboard": lambda to: TensorBoardWriter(to.place, to.what),
     "wandb": lambda to: WandbWriter(to.experiment, to.place, to.what, to.system),
     "csv": lambda to: CsvWriter(to.place, to.what),
