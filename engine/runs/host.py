@@ -21,7 +21,7 @@ from ..rounds.pool import Phase, Results
 from ..rounds.under_way import Outcome, UnderWay
 from ..run_spec import RunSpec
 from ..state.row_table import RowTable
-from ..stopping import check
+from ..stopping import at_once, check
 from ..workload.split import unused_rows
 
 
@@ -56,8 +56,8 @@ class Host:
         with bounded_memory(run_spec.device, run_spec.experiment.engine.gpus):
             split = self.split(run_spec)
             beat()
-            run_spec, plan_line = self.plan(run_spec, split)
-            beat()
+            with at_once(stop):  # a measurement and proofs take seconds, and nothing is lost yet
+                run_spec, plan_line = self.plan(run_spec, split)
             with driver_here(run_spec, split, beat) as driver:
                 device = device_line(run_spec.experiment.engine, run_spec.device)
                 for line in (plan_line, device, *taken_notes()):
