@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ..config.schema import Direction, EarlyStop
+if TYPE_CHECKING:
+    from ..config.schema import Direction, EarlyStop
 
 EVALUATION = "eval/"
 """The beginning of the columns of an evaluation."""

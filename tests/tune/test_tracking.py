@@ -99,9 +99,11 @@ def check_complete(uri: str, result: dict[str, Any], here: Path) -> None:
     assert stored["rounds.parquet"] == (here / "mine" / "rounds.parquet").read_bytes()
     assert b"round=7" in stored["run.log"]
     assert b"train/loss" in stored["report.html"]
+    accuracy, loss = (result["metrics"][f"eval/{name}"] for name in ("accuracy", "loss"))
+    place = f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/artifacts/report.html"
     assert run.data.tags["mlflow.note.content"] == (
-        f"[Report with charts and tables](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-        "/artifacts/report.html?workflowType=machine_learning)"
+        f"**eval/accuracy {accuracy:.4f}, eval/loss {loss:.4f}**\n\n"
+        f"[Report with charts and tables]({place}?workflowType=machine_learning)"
     )
     (used,) = run.inputs.dataset_inputs
     profile, dealt = json.loads(used.dataset.profile), json.loads((here / "mine" / "partition.json").read_text())

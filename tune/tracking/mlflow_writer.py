@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import ConfigError, first_line
+from ...engine.records.metrics import EVALUATION, is_in_short
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted
@@ -39,6 +40,9 @@ TRAINING_PAGES = "workflowType=machine_learning"
 
 NOTE = "mlflow.note.content"
 """Tag of the description that MLflow's page of a run shows, in Markdown."""
+
+OWN_NOTE = re.compile(r"|(\*\*.*\*\*\n\n)?\[Report with charts and tables\]\(\S*\)")
+"""Matches a description that no reader has written."""
 
 TOKEN = "fedfleet.token"
 """Tag of a top run with what its folder's file calls it before it has an id."""
@@ -296,13 +300,16 @@ class MlflowWriter(Writer):
         for name, text in texts.items():
             self.client.log_text(run_id, text, name)
         if REPORT in texts or any(path.name == REPORT and path.is_file() for path in end.files):
-            self._link(run_id)
+            self._describe(run_id)
 
-    def _link(self, run_id: str) -> None:
-        """Put a link to the report into the run's description, unless the run has one already."""
-        if NOTE not in self.client.get_run(run_id).data.tags:
+    def _describe(self, run_id: str) -> None:
+        """Put two metrics and a link to the report into the run's description, unless a reader has written one. MLflow
+        shows it above everything else; charts and metrics have the order of their names there."""
+        found = self.client.get_run(run_id).data
+        if OWN_NOTE.fullmatch(found.tags.get(NOTE, "")):
             place = f"#/experiments/{self.place}/runs/{run_id}/artifacts/{REPORT}?{TRAINING_PAGES}"
-            self.client.set_tag(run_id, NOTE, f"[Report with charts and tables]({place})")
+            lines = [in_front(found.metrics), f"[Report with charts and tables]({place})"]
+            self.client.set_tag(run_id, NOTE, "\n\n".join(filter(None, lines)))
 
     def _model(self, key: str, run_id: str, export: Callable[[Path], Any]) -> None:
         """Log the final model, as `mlflow.pytorch.log_model` does, but without the global state of that function."""
@@ -332,6 +339,15 @@ def flatten(data: Any, prefix: str = "") -> dict[str, str]:
             flat.update(flatten(value, f"{prefix}{key}."))
         return flat
     return {prefix[:-1]: str(data)}
+
+
+def in_front(metrics: dict[str, float]) -> str:
+    """The two metrics of the last evaluation that come first, in Markdown; "" if there are none. Those over all clients
+    come before those of a part, and losses last."""
+    evaluated = [name for name in metrics if name.startswith(EVALUATION) and is_in_short(name)]
+    evaluated.sort(key=lambda name: (name.count("/"), name.endswith("loss"), name))
+    two = ", ".join(f"{name} {metrics[name]:.4f}" for name in evaluated[:2])
+    return f"**{two}**" if two else ""
 
 
 def allowed(name: str) -> str:
