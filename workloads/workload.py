@@ -142,8 +142,18 @@ class Adapter(ABC):
         `counted` from the seed alone. network: after `adapt`, on any device."""
 
     def files(self) -> Mapping[str, Path]:
-        """The files that frozen weights are read from, by names as in `Workload.data_files`."""
+        """The files that tensors are read from, by names as in `Workload.data_files`."""
         return {}
+
+    @abstractmethod
+    def merged(self, network: nn.Module, p: Params) -> dict[str, Tensor]:
+        """The tensors of a network without what `adapt` adds, which computes the same. network: after `adapt`, on any
+        device; p: all of its tensors. Raises ValueError where there is none."""
+
+    @abstractmethod
+    def written(self, network: nn.Module, p: Params) -> dict[str, Any]:
+        """What `adapt` adds, in the files of the package peft: name of a file -> a mapping of JSON, or name -> tensor.
+        The arguments are those of `merged`. Raises ValueError where peft has no such adapter."""
 
 
 class Chained(NamedTuple):

@@ -20,7 +20,7 @@ from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.client_index import ClientIndex
-from fedfleet.workloads.models.adapters import Lora, merged
+from fedfleet.workloads.models.adapters import Lora
 from fedfleet.workloads.objectives import Numbers
 from fedfleet.workloads.workload import Batch, Columns, Model, Params, Partition
 from tests.engine.setups import driver_here, next_round, states_of
@@ -109,7 +109,7 @@ def weight(made: Experiment, p: dict[str, Tensor]) -> Tensor:
     """The weight with the change of its factors."""
     network = RunSpec.of("x", made).workload.outline
     assert network is not None
-    return merged(network, p)["0.weight"]
+    return Lora().merged(network, p)["0.weight"]
 
 
 # --- golden values ----------------------------------------------------------------------------------------------------

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models import adapters
-from fedfleet.workloads.models.adapters import Lora, adapted_in, merged
+from fedfleet.workloads.models.adapters import Lora, adapted_in
+from fedfleet.workloads.models.norms import BatchNorm
 from fedfleet.workloads.stateless import Stateless, parameters_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "reference/adapters.json").read_text())["adapters"]
@@ -62,7 +65,7 @@ def test_the_formulas_have_the_golden_values():
         GOLDEN["scale_stabilised"], rel=1e-15
     )
     close(out, GOLDEN["output"])
-    close(merged(network, p)["0.weight"] - p["0.weight"], GOLDEN["change"])
+    close(Lora().merged(network, p)["0.weight"] - p["0.weight"], GOLDEN["change"])
     # the gradient at the weight is G, so that the loss is its inner product with the change
     (GOLDEN["scale"] * (network[0].product(p["0.lora_a"], p["0.lora_b"]) * wave((3, 4), 4, 1.0)).sum()).backward()
     close(p["0.lora_a"].grad, GOLDEN["gradient_a"])
@@ -116,7 +119,7 @@ def test_the_path_beside_a_weight_gives_what_the_merged_weight_gives(kind: str):
     )
     for client in range(3):
         own = {name: value[client] for name, value in p.items()}
-        whole = functional_call(plain, merged(network, own), (x,))
+        whole = functional_call(plain, Lora().merged(network, own), (x,))
         torch.testing.assert_close(functional_call(network, own, (x,)), whole, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(together[client], whole, rtol=1e-12, atol=1e-12)
 
@@ -181,7 +184,7 @@ def test_a_weight_that_several_modules_have_is_not_merged():
     network = tied()
     Lora(targets=("embed",), rank=2).adapt(network)
     with pytest.raises(ValueError, match=r"embed\.weight belongs to 2 modules, of which embed alone is adapted"):
-        merged(network, dict(network.named_parameters()))
+        Lora().merged(network, dict(network.named_parameters()))
 
 
 def grouped() -> nn.Module:
@@ -224,3 +227,90 @@ def test_what_does_not_fit_a_network_is_refused(make: Any, settings: dict[str, A
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]):
     with pytest.raises(ValueError, match=f"got {next(iter(settings))}="):
         Lora(**settings)
+
+
+# --- peft -------------------------------------------------------------------------------------------------------------
+class Several(nn.Module):
+    """One layer of each kind, and a layer whose name is the end of another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.conv, self.q = nn.Embedding(9, 6), nn.Conv2d(1, 4, 3, padding=1), nn.Linear(6, 6)
+        self.inner, self.head = nn.ModuleDict({"q": nn.Linear(6, 6)}), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(self.inner["q"](self.q(self.embed(x))).unsqueeze(1))
+        return self.head(h.mean(2).flatten(1))
+
+
+SEVERAL = Lora(targets=("embed", "conv", "q"), rank=2, alpha=6.0, stabilised=True, train=("head.*",))
+
+
+def with_factors() -> tuple[nn.Module, dict[str, Tensor]]:
+    """(an adapted network, random tensors of it)."""
+    torch.manual_seed(0)
+    network = Several()
+    SEVERAL.adapt(network)
+    return network, {name: torch.randn_like(value) for name, value in network.named_parameters()}
+
+
+def save(folder: Path, files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        if name.endswith(".json"):
+            (folder / name).write_text(json.dumps(content))
+        else:
+            save_file(content, folder / name)
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    network, p = with_factors()
+    save(tmp_path, SEVERAL.written(network, p))
+    read = replace(SEVERAL, factors=str(tmp_path)).initial(network, 0)
+    assert [*read] == [name for name in p if "lora" in name]
+    assert all(torch.equal(read[name], p[name]) for name in read)
+    for settings, told in (
+        ({"rank": 3}, "factors: r must be 3, as the settings say, got 2"),
+        ({"stabilised": False}, "factors: use_rslora must be False, as the settings say, got True"),
+        ({"targets": ("inner.q",)}, r"factors: inner.q.lora_a must have the shape \(2, 6\), got none"),
+        (
+            {"factors": str(tmp_path / "none")},
+            "factors must be a folder with adapter_config.json and adapter_model.safe",
+        ),
+    ):
+        lora, other = replace(SEVERAL, **{"factors": str(tmp_path), **settings}), Several()
+        lora.adapt(other)
+        with pytest.raises(ValueError, match=told):
+            lora.initial(other, 0)
+
+
+@pytest.mark.long
+def test_peft_gives_the_same_logits(tmp_path: Path):
+    """From the files that are written here, and from its own. TOLERANCE: sums of float32, of up to 100 where the logits
+    are less."""
+    peft = pytest.importorskip("peft", exc_type=ImportError)
+    network, p = with_factors()
+    save(tmp_path, SEVERAL.written(network, p))
+    x = torch.randint(9, (5, 4))
+    plain = Several()
+    plain.load_state_dict({name: value for name, value in p.items() if "lora" not in name})
+    with torch.no_grad():
+        theirs = peft.PeftModel.from_pretrained(plain, str(tmp_path))
+        torch.testing.assert_close(theirs(x), functional_call(network, p, (x,)))
+        torch.testing.assert_close(
+            functional_call(Several(), SEVERAL.merged(network, p), (x,)), theirs(x), rtol=1e-4, atol=1e-3
+        )
+    for name, value in theirs.named_parameters():
+        if "lora_" in name:
+            value.data = torch.randn_like(value)
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    read = replace(SEVERAL, factors=str(tmp_path / "theirs")).initial(network, 0)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(x), functional_call(network, {**p, **read}, (x,)))
+
+
+def test_running_statistics_are_in_no_adapter_of_peft():
+    network = nn.Sequential(nn.Linear(4, 4), BatchNorm(4))
+    lora = Lora(targets="0", rank=2)
+    lora.adapt(network)
+    with pytest.raises(ValueError, match=r"peft's adapters have no running statistics, got 1\.running_mean"):
+        lora.written(network, dict(network.named_parameters()))

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...engine.errors import ConfigError
+from ...engine.run_spec import RunSpec
 from ...engine.runs.result import Result
+from ...engine.runs.saved_files import save_model
+from ...engine.storage.atomic_write import write
+from ...engine.user_code import plugin_errors
 from ..exit_status import report_errors
 from ..forking import client_numbers
 from ..streams import say
 from .options import KeyedCommand, Out
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 FOLDER = "client-models"
 """The folder in that of the run where the files lie, unless `--out` says otherwise."""
+
+FORMS = ("tensors", "adapter", "merged")
 
 
 @click.command("export", cls=KeyedCommand)
@@ -21,9 +34,15 @@ FOLDER = "client-models"
 @click.option(
     *("--client", "--clients", "clients"),
     multiple=True,
-    required=True,
     metavar="I,J",
-    help="The clients (may be repeated), or all.",
+    help="The clients (may be repeated), or all; needed for --as tensors.",
+)
+@click.option(
+    *("--as", "form"),
+    type=click.Choice(FORMS),
+    default="tensors",
+    help="All tensors of a model (default); its adapter alone, in the layout of peft; or the network without adapters, "
+    "whose weights have the changes. Without clients, that of the server.",
 )
 @click.option(
     "--out",
@@ -31,12 +50,17 @@ FOLDER = "client-models"
     help=f"The file of one client, or the folder of the files of several (default: {FOLDER}/ in RUN).",
 )
 @report_errors
-def command(run: Path, clients: tuple[str, ...], out: Path | None) -> None:
+def command(run: Path, clients: tuple[str, ...], form: str, out: Path | None) -> None:
     """Write the own models of clients of the complete run in the folder RUN as safetensors files.
 
-    A file has all tensors of the model that the client is served with after the last round. Plug-ins that the run's
-    config.yaml names are executed: do not export from a folder that you do not trust.
+    A file has all tensors of the model that the client is served with after the last round. The model of a run with an
+    adapter is written in other forms, too, also that of the server. Plug-ins that the run's config.yaml names are
+    executed: do not export from a folder that you do not trust.
     """
+    if form != "tensors":
+        return export_adapted(run, clients, form, out)
+    if not clients:
+        raise ConfigError("--client is missing; give the clients whose models are written, or all, or --as merged")
     numbers = None if clients == ("all",) else client_numbers(clients, "--client")
     states = Result.load(run).client_states()
     chosen = states.clients if numbers is None else numbers
@@ -49,3 +73,35 @@ def command(run: Path, clients: tuple[str, ...], out: Path | None) -> None:
     for client, file in zip(chosen, files, strict=True):
         states.save(client, file)
     say(str(files[0]) if len(files) == 1 else f"{len(files)} models in {folder}")
+
+
+def export_adapted(run: Path, clients: tuple[str, ...], form: str, out: Path | None) -> None:
+    """Write the model of one client, or of the server, as its adapter alone or without an adapter."""
+    if out is None:
+        raise ConfigError(f"--out is missing; give a {'folder' if form == 'adapter' else 'file'} for --as {form}")
+    result = Result.load(run)
+    numbers = client_numbers(clients, "--client") if clients else []
+    if len(numbers) > 1:
+        raise ConfigError(f"--client: --as {form} writes one model, got {len(numbers)} clients; give one of them")
+    tensors = result.client_states().model(numbers[0]) if numbers else result.model
+    workload: Any = RunSpec.of(result.run_id, result.experiment).workload
+    adapter = getattr(workload, "adapter", None)
+    if adapter is None:
+        raise ConfigError(f"{run}: --as {form} needs a run with workload.adapter; it has none")
+    with plugin_errors(str(run)):
+        if form == "merged":
+            save(adapter.merged(workload.outline, tensors), out)
+        else:
+            out.mkdir(parents=True, exist_ok=True)
+            for name, content in adapter.written(workload.outline, tensors).items():
+                if name.endswith(".json"):
+                    write(out / name, json.dumps(content, indent=2) + "\n")
+                else:
+                    save(content, out / name)
+    say(str(out))
+
+
+def save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors. The folder of the file is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_model({name: value.contiguous() for name, value in tensors.items()}, file)

@@ -35,8 +35,9 @@ from torch.nn import functional as F
 
 from .. import counted
 from ..stateless import parameters_of
-from ..workload import Adapter
+from ..workload import Adapter, Params
 from .dropout import Dropout
+from .peft_files import TENSORS, read, written
 from .published import load
 
 AUTO = (
@@ -149,21 +150,6 @@ def adapted_in(network: nn.Module) -> dict[str, Any]:
     return {name: part for name, part in network.named_modules() if isinstance(part, LowRank)}
 
 
-def merged(network: nn.Module, p: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the network without adapters that computes the same: W + s B A in the place of W, A and B,
-    computed in float64 and rounded once. network: the adapted one. p: all of its tensors, name -> tensor. Raises
-    ValueError for an adapted weight that another module has, too."""
-    found, name_of = dict(p), {id(value): name for name, (value, _) in parameters_of(network).items()}
-    places = {name: held for name, (_, held) in parameters_of(network).items()}
-    for name, module in adapted_in(network).items():
-        prefix, weight = f"{name}." if name else "", name_of[id(module.weight)]
-        if len(places[weight]) > 1:
-            raise ValueError(f"{weight} belongs to {len(places[weight])} modules, of which {name} alone is adapted")
-        a, b = (found.pop(f"{prefix}lora_{factor}").double() for factor in "ab")
-        found[weight] = (found[weight].double() + module.lora_scale * module.product(a, b)).to(p[weight].dtype)
-    return found
-
-
 @dataclass(frozen=True)
 class Lora(Adapter):
     """LoRA: frozen weights W with s B A beside them.
@@ -174,7 +160,8 @@ class Lora(Adapter):
     ±1 / sqrt(fan_in), or from the normal distribution of standard deviation 1 / rank (`gaussian`). `dropout`: the rate
     at which entries of the inputs of A are dropped in training. `train`: patterns of parameters that are trained as
     they are, such as a new head. `weights`: a safetensors file with the weights that are frozen, such as the model of
-    another run; those of a last layer of another shape are not read.
+    another run; those of a last layer of another shape are not read. `factors`: a folder of the package peft with the
+    factors that training begins with.
     """
 
     targets: str | tuple[str, ...] = "auto"
@@ -185,6 +172,7 @@ class Lora(Adapter):
     dropout: float = 0.0
     train: tuple[str, ...] = ()
     weights: str | None = None
+    factors: str | None = None
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -202,7 +190,8 @@ class Lora(Adapter):
         return self.alpha / (math.sqrt(self.rank) if self.stabilised else self.rank)
 
     def files(self) -> Mapping[str, Path]:
-        return {} if self.weights is None else {"frozen weights": Path(self.weights).expanduser()}
+        found = {} if self.weights is None else {"frozen weights": Path(self.weights).expanduser()}
+        return found if self.factors is None else {**found, "factors": Path(self.factors).expanduser() / TENSORS}
 
     def adapt(self, network: nn.Module) -> None:
         if self.weights is not None:
@@ -254,11 +243,32 @@ class Lora(Adapter):
         module.__class__ = type(f"Adapted{kind.__name__}", (form, kind), {"__module__": __name__})
 
     def initial(self, network: nn.Module, seed: int) -> dict[str, Tensor]:
+        if self.factors is not None:
+            return read(Path(self.factors).expanduser(), self, adapted_in(network))
         return {
             (f"{name}.{factor}" if name else factor): value
             for number, (name, module) in enumerate(adapted_in(network).items())
             for factor, value in self.drawn(module, seed, number)
         }
+
+    def merged(self, network: nn.Module, p: Params) -> dict[str, Tensor]:
+        """W + s B A in the place of W, A and B, computed in float64 and rounded once. Raises ValueError for an adapted
+        weight that another module has, too."""
+        found, places = dict(p), parameters_of(network)
+        name_of = {id(value): name for name, (value, _) in places.items()}
+        for name, module in adapted_in(network).items():
+            prefix, weight = f"{name}." if name else "", name_of[id(module.weight)]
+            if len(places[weight][1]) > 1:
+                raise ValueError(
+                    f"{weight} belongs to {len(places[weight][1])} modules, of which {name} alone is adapted"
+                )
+            a, b = (found.pop(f"{prefix}lora_{factor}").double() for factor in "ab")
+            change = module.lora_scale * module.product(a, b)
+            found[weight] = (found[weight].double() + change).to(p[weight].dtype)
+        return found
+
+    def written(self, network: nn.Module, p: Params) -> dict[str, Any]:
+        return written(self, network, adapted_in(network), p)
 
     def drawn(self, module: Any, seed: int, number: int) -> Iterator[tuple[str, Tensor]]:
         """The initial factors of an adapted module. number: its place among them."""

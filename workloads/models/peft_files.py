@@ -1,0 +1,87 @@
+"""Adapters as the package peft writes and reads them: `adapter_config.json` and `adapter_model.safetensors`.
+
+The names of tensors there are `base_model.model.<module>.lora_A.weight` and `lora_B`, those of embeddings
+`lora_embedding_A` and `lora_embedding_B`; parameters that are trained as they are have their names behind the same
+prefix. Shapes are those of `adapters`. peft itself is not needed. Mangrulkar et al. 2022, github.com/huggingface/peft.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..stateless import parameters_of, statistics
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+
+def names_of(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
+    """(name of a factor here, its name in peft's file) of all adapted modules, name -> module."""
+    for name, module in modules.items():
+        own, theirs = (f"{name}.", f"{PREFIX}{name}.") if name else ("", PREFIX)
+        for factor in "ab":
+            embedding = isinstance(module, nn.Embedding)
+            there = f"lora_embedding_{factor.upper()}" if embedding else f"lora_{factor.upper()}.weight"
+            yield f"{own}lora_{factor}", theirs + there
+
+
+def written(
+    settings: Any, network: nn.Module, modules: Mapping[str, nn.Module], p: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """The content of the two files: CONFIG -> a mapping, TENSORS -> name -> tensor.
+
+    settings: a `Lora`. network: with its adapters; modules: those that are adapted. p: all tensors of the network.
+    Raises ValueError for a network with running statistics, which no adapter of peft has.
+    """
+    if found := statistics(network):
+        raise ValueError(f"peft's adapters have no running statistics, got {found[0][0]}; export the merged model")
+    names = dict(names_of(modules))
+    trained = [name for name, (value, _) in parameters_of(network).items() if value.requires_grad and name not in names]
+    whole = sorted({name.rpartition(".")[0] for name in trained})
+    tensors = {theirs: p[own] for own, theirs in names.items()}
+    tensors |= {f"{PREFIX}{name}": p[name] for name in p if name.rpartition(".")[0] in whole and name not in names}
+    config = {
+        "peft_type": "LORA",
+        "r": settings.rank,
+        "lora_alpha": settings.alpha,
+        "use_rslora": settings.stabilised,
+        "lora_dropout": settings.dropout,
+        "target_modules": "|".join(re.escape(name) for name in modules),  # a text has to match the whole name
+        "modules_to_save": whole or None,
+        "fan_in_fan_out": any(type(module).__name__.endswith("Conv1D") for module in modules.values()),
+        "bias": "none",
+        "inference_mode": True,
+        "base_model_name_or_path": None,
+        "task_type": None,
+    }
+    return {CONFIG: config, TENSORS: tensors}
+
+
+def read(folder: Path, settings: Any, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The factors in a folder of peft by their names here. Raises ValueError for an adapter with another scale, or with
+    other factors than the modules have."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / TENSORS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"factors must be a folder with {CONFIG} and {TENSORS}, got {folder}: {error}") from error
+    for key, wanted in (("r", settings.rank), ("lora_alpha", settings.alpha), ("use_rslora", settings.stabilised)):
+        if config.get(key, False) != wanted:
+            raise ValueError(f"factors: {key} must be {wanted}, as the settings say, got {config.get(key)} in {folder}")
+    found = {own: tensors.get(theirs) for own, theirs in names_of(modules)}
+    for name, value in found.items():
+        module, _, factor = name.rpartition(".")
+        shape = tuple(getattr(modules[module], factor).shape)
+        if value is None or tuple(value.shape) != shape:
+            got = "none" if value is None else f"{tuple(value.shape)}"
+            raise ValueError(f"factors: {name} must have the shape {shape}, got {got} in {folder}; change targets")
+    return {name: value for name, value in found.items() if value is not None}
