@@ -198,6 +198,9 @@ class Algorithm(ABC):
     not_private: str = ""
     """Why the method does not go with `privacy`, besides what the engine finds in its messages; "" if it does."""
 
+    everyone: str = ""
+    """Why all clients must take part in every round; "" if they need not."""
+
     own_models: bool = False
     """Whether clients are evaluated with models of their own, see `client_model`."""
 
@@ -298,6 +301,12 @@ class Algorithm(ABC):
         it has never taken part."""
         return x
 
+    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
+        """(down, up): the bytes that one client receives and sends in a round, from 1, where they are fewer than those
+        of the broadcast and of the message, which must have the same shapes in every round; None where they are these.
+        `public`, `message`: samples of both, for shapes and types."""
+        return None, None
+
     def local_norms(self, most: int) -> LocalNorms | None:
         """What the weights of clients with different numbers of local steps follow from, for up to `most` steps; None
         where the number of steps changes no weight."""
@@ -331,6 +340,10 @@ class Around(Algorithm):
     @property
     def not_private(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.not_private
+
+    @property
+    def everyone(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.everyone
 
     @property
     def own_models(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -367,6 +380,9 @@ class Around(Algorithm):
 
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return self.method.client_model(x, public, client)
+
+    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
+        return self.method.traffic(round, public, message)
 
     def local_norms(self, most: int) -> LocalNorms | None:
         return self.method.local_norms(most)

@@ -28,7 +28,7 @@ import torch
 from .contract import Client, Local, Message, Oracle, Public, Round, Server
 from .fedavg import Plain
 from .local import Averaged, ClientState, LocalMethod, PublicState, Rule, Sent
-from .parts.coded import Coding
+from .parts.coded import only_coded
 from .parts.compression import Compressed, Compression, compressed
 from .parts.rules import Clip, adamw
 from .parts.servers import Mean
@@ -70,8 +70,5 @@ def data_parallel(
     rule: Rule = Clip(adamw(4e-4, (0.9, 0.95), 1e-8, 0.1), 1.0), compression: Compression | None = None
 ) -> LocalMethod | Compressed:
     """rule: the server's optimiser; compression: only `coded`, of the gradients."""
-    if not isinstance(compression, Coding | None):
-        raise ValueError(
-            f"compression: clients send gradients, which only coded is for, got {compression}; choose coded"
-        )
-    return compressed(DataParallel(rule, Plain(), Mean()), compression)
+    coding = only_coded(compression, "clients send gradients, which only coded is for")
+    return compressed(DataParallel(rule, Plain(), Mean()), coding)

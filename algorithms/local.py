@@ -202,6 +202,8 @@ class LocalMethod(WarmStarted):
     estimator: Estimator
     server: ServerRule
     carry: Carry = "reset"
+    follows_sent = False
+    """Whether `client_sent` keeps anything of its own."""
 
     def __post_init__(self) -> None:
         one_of("reset", "keep", "average", carry=self.carry)
@@ -264,6 +266,15 @@ class LocalMethod(WarmStarted):
         kept = ClientState(own, local.rule if self.carry == "keep" else ())
         compared = norm2 if self.server.uses_norm2 else ()
         return Message(delta, Sent(sent), {"norm2": norm2}, averaged, compared), kept
+
+    def sent_now(self, public: Public) -> Tensor | None:
+        """(P,) bool: the numbers of the displacement that are sent in this round; None for all. The others are 0."""
+        return None
+
+    def client_sent(self, public: Public, client: Client, kept: Client, delta: Tree) -> Client:
+        """What the client keeps until its next round, once it is known what the server makes of its displacement.
+        `client`: what it has kept so far; `kept`: that of `client_finish`; `delta`: the displacement, decoded."""
+        return kept
 
     def norm2(self, mean: Message) -> Tensor:
         """(), the mean squared norm for the server's rule; NaN where the rule does not use it."""

@@ -148,6 +148,18 @@ METHODS = {
             "Therien et al. 2025",
             "1 to 2 | 1 | 1 | 1",
         ),
+        (
+            "streaming_diloco",
+            "DiLoCo that exchanges one fragment of the model at a time, while training goes on",
+            "Douillard et al. 2025",
+            "3 | fragment | fragment, 4 bits | 1",
+        ),
+        (
+            "eager_diloco",
+            "DiLoCo whose means arrive one round late, each worker's newest change put in",
+            "Kale et al. 2025",
+            "5 | 1 | 1 | 1",
+        ),
         ("data_parallel", "gradients at one model, and AdamW on the server", "McMahan et al. 2017", "0 | 1 | 1 | 1"),
         (
             "sparse_loco",

@@ -39,7 +39,7 @@ from tests.faults.runs import Watch, interrupt
 torch.set_num_threads(1)
 
 TOLERANCE = 1e-9
-DECAYS = {"diloco", "muloco", "sparse_loco", "data_parallel"}
+DECAYS = {"diloco", "muloco", "sparse_loco", "streaming_diloco", "eager_diloco", "data_parallel"}
 """Methods whose default rule has weight decay, which moves the model even if the gradient is zero."""
 FACTORED = {"ratio": 0.6, "layers": "all", "nearest": True}
 """Arguments of the methods that compress. The two weights of the tiny network are its first and its last."""
@@ -50,7 +50,10 @@ SETTINGS = {
     "fedbat": {"layers": "all"},
     "sparse_loco": {"density": 0.25},
     "per_fedavg": {"variant": "fo"},
+    "streaming_diloco": {"layers": 1, "overlap": 0},
 }
+EVERYONE = {"streaming_diloco", "eager_diloco"}
+"""Methods of which all clients take part in every round."""
 DRAWS = {"ef21_p", "fedbat"}
 """Methods whose messages are drawn by the number of the client."""
 RESTARTS = {"fedlmt", "fedpara"}
@@ -111,11 +114,16 @@ def by_rounds(method: str) -> bool:
     return isinstance(made(method), Deferred) and method not in SETTINGS
 
 
+def cohort_of(method: str) -> int:
+    """The clients of a round."""
+    return 6 if method in EVERYONE else 4
+
+
 def few(method: str, workload: Any = None, rounds: int = 4, **sections: Any) -> Experiment:
     """A small experiment. The local work is epochs, so that numbers of steps are unequal, unless the method must know
     this number. sections: `plan`, further keys of federation; `engine`, further keys of engine."""
     local = {"steps": 3, "batch": 4} if by_rounds(method) else {"epochs": 1, "batch": 4}
-    plan = {"clients": 6, "cohort": 4, "rounds": rounds, "local": local}
+    plan = {"clients": 6, "cohort": cohort_of(method), "rounds": rounds, "local": local}
     return experiment(
         {
             "workload": workload or Few(),
@@ -253,12 +261,13 @@ def test_bytes_and_gradients_are_what_the_table_says(method: str):
         assert fits(state_spec.up, recipe.up, tree), (recipe.up, state_spec.up / tree)
         assert fits(state_spec.kept, recipe.state, tree, more=2), (recipe.state, state_spec.kept / tree)
     for number, row in enumerate(whole(method).rows):
-        up, gradients, warm_start = 4 * state_spec.up, row["client/gradients"], run_spec.method().warm_start
+        cohort, gradients, warm_start = cohort_of(method), row["client/gradients"], run_spec.method().warm_start
+        down, up = (cohort * each for each in state_spec.traffic(run_spec.method(), number + 1))
         if number == 0 and warm_start is not None:
             # A warm start: all six clients receive the broadcast, take the gradient of all their rows and send it.
-            assert row["comm/bytes_down"] == (4 + 6) * state_spec.down
+            assert row["comm/bytes_down"] == down + 6 * state_spec.down
             assert row["comm/bytes_up"] == up + 6 * StateSpec(warm_start, x).up
             assert gradients > row["client/steps"]
             continue
-        assert (row["comm/bytes_down"], row["comm/bytes_up"]) == (4 * state_spec.down, up)
+        assert (row["comm/bytes_down"], row["comm/bytes_up"]) == (down, up)
         assert gradients / row["client/steps"] in {low for low, _, _ in counts(recipe.gradients)}

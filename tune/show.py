@@ -144,16 +144,23 @@ def compression(method: Algorithm, state_spec: StateSpec) -> list[str]:
     return [columns(rows), shares, ""]
 
 
+AVERAGED = 1000
+"""The most rounds whose bytes are averaged, where they differ from round to round."""
+
+
 def traffic(run_spec: RunSpec, x: Tree) -> str:
     """A table of the bytes that a client keeps and sends, and of those of a round; the block and the kernels."""
-    state_spec, federation = StateSpec(run_spec.method(), x), run_spec.experiment.federation
+    state_spec, federation = StateSpec(method := run_spec.method(), x), run_spec.experiment.federation
+    each = [state_spec.traffic(method, number) for number in range(1, min(federation.rounds, AVERAGED) + 1)]
+    down, up = (round(sum(way) / len(each)) for way in zip(*each, strict=True))
+    mean = ", on average" if len(set(each)) > 1 else ""
     rows = [
-        ("per client", f"keeps {state_spec.kept:,} B", f"down {state_spec.down:,} B", f"up {state_spec.up:,} B"),
+        (f"per client{mean}", f"keeps {state_spec.kept:,} B", f"down {down:,} B", f"up {up:,} B"),
         (
-            "per round",
+            f"per round{mean}",
             f"{federation.cohort} clients",
-            f"down {federation.cohort * state_spec.down:,} B",
-            f"up {federation.cohort * state_spec.up:,} B",
+            f"down {federation.cohort * down:,} B",
+            f"up {federation.cohort * up:,} B",
         ),
     ]
     if state_spec.buffers:

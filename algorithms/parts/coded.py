@@ -19,12 +19,13 @@ A codec that draws at random takes the key of the client's last local step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ...workloads import counted
 from ..contract import Algorithm, Around, Client, Local, LocalSteps, Message, Oracle, Public, Round, Server
@@ -69,6 +70,11 @@ class Following(NamedTuple):
 
     method: Any  # the method's private state
     moved: Tree  # -G
+
+
+def only(places: Tensor | None, z: Tree, other: Callable[[], Tree]) -> Tree:
+    """z at these places, (P,) bool, and the other tree elsewhere; z where `places` is None."""
+    return z if places is None else Tree(torch.where(places, z.flat, other().flat), z.layout)
 
 
 @dataclass(frozen=True)
@@ -146,16 +152,22 @@ class Coded(Around, Compressing, WarmStarted):
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         message, kept = self.method.client_finish(public, client.method, local.method)
-        v, memory = -message.delta, client.memory
+        v, memory, now = -message.delta, client.memory, self.method.sent_now(public)
         if self.memory == "error":
             v = memory * self.decay + v
         elif self.memory == "ef21":
             v = v - memory
+        v = only(now, v, v.zeros)
         codes = self.encode(v, local.key)
+        if self.memory == "none" and not self.method.follows_sent:
+            return message._replace(delta=codes), Kept(kept, memory)
+        known = self.decoded(codes, v)
         if self.memory == "error":
-            memory = v - self.decoded(codes, v)
+            memory = only(now, v - known, lambda: memory)
         elif self.memory == "ef21":
-            memory = memory + self.decoded(codes, v)
+            known = memory = memory + known
+        if self.method.follows_sent:
+            kept = self.method.client_sent(public, client.method, kept, -known)
         return message._replace(delta=codes), Kept(kept, memory)
 
     def decode(self, public: Public, message: Message) -> Message:
@@ -177,6 +189,9 @@ class Coded(Around, Compressing, WarmStarted):
 
     def broadcast(self, server: Server) -> Public:
         return self.method.broadcast(self._inner(server))
+
+    def unpack(self, public: Public) -> Any:
+        return self.method.unpack(public)
 
     def _mean(self, server: Server, mean: Message, round: Round) -> Message:
         """The mean message as the method knows it."""
@@ -271,3 +286,10 @@ class Coding(Compression):
         smaller = [name for name in matched if self.whole == "never" or self.codec.bytes(sizes[name]) < 4 * sizes[name]]
         decay = 1.0 if self.decay is None else self.decay
         return Coded(method, self.codec, frozenset(smaller), layout, self.memory, decay, self.mean)
+
+
+def only_coded(compression: Compression | None, why: str) -> Coding | None:
+    """The compression of a method that goes with no other one; raises ValueError with the reason."""
+    if isinstance(compression, Coding | None):
+        return compression
+    raise ValueError(f"compression: {why}, got {compression}; choose coded")

@@ -244,6 +244,9 @@ class Personal(Around):
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         return self.method.server_metrics(self._method_server(server), mean, round)
 
+    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
+        return self.method.traffic(round, public.method, message)
+
     def model(self, server: Server) -> Tree:
         """The shared tensors, and the personal ones before round 1."""
         return self.division.join(self.method.model(self._method_server(server)), server.public.initial.value)

@@ -60,6 +60,11 @@ class StateSpec:
         """Bytes that one client sends per round, without buffers."""
         return byte_count((self.sent.delta, self.sent.sent, self.sent.averaged, self.sent.norm2)) - self.buffers
 
+    def traffic(self, algorithm: Algorithm, round: int) -> tuple[int, int]:
+        """(down, up): bytes that one client receives and sends in a round, from 1, without buffers."""
+        down, up = algorithm.traffic(round, self.public, self.sent)
+        return self.down if down is None else down, self.up if up is None else up
+
     @cached_property
     def sum_bytes(self) -> int:
         """Bytes of a message in a sum, which is float64."""
@@ -146,11 +151,14 @@ def byte_count(state: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state))
 
 
-def traffic_columns(state_spec: StateSpec, down: int, up: int | None = None) -> dict[str, float]:
+def traffic_columns(
+    state_spec: StateSpec, down: int, up: int | None = None, traffic: tuple[int, int] | None = None
+) -> dict[str, float]:
     """The columns comm/… of one round. `down`: clients that receive the broadcast; `up`: clients that send a message
-    (by default all that receive)."""
+    (by default all that receive); `traffic`: `StateSpec.traffic` of the round where it differs from round to round."""
     up = down if up is None else up
-    record = {"comm/bytes_down": float(down * state_spec.down), "comm/bytes_up": float(up * state_spec.up)}
+    each_down, each_up = (state_spec.down, state_spec.up) if traffic is None else traffic
+    record = {"comm/bytes_down": float(down * each_down), "comm/bytes_up": float(up * each_up)}
     if not state_spec.buffers:
         return record
     buffers = float(state_spec.buffers)

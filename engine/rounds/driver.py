@@ -303,7 +303,7 @@ class Driver:
             **totals.record(
                 count, trained - started - planned - aggregated.columns.get("time/aggregate", 0.0), self.workers
             ),
-            **traffic_columns(self.state_spec, update.selected, count),
+            **traffic_columns(self.state_spec, update.selected, count, self.state_spec.traffic(self.method, number)),
             **update.columns,
             **({"time/probe": planned} if "comm/bytes_probe" in update.columns else {}),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},

@@ -133,6 +133,19 @@ SAMPLING = rows(
         lambda b: isinstance(b.pace, Pace) and b.pace.least > b.experiment.federation.clients,
     ),
     (
+        *("federation.cohort", "method", "all clients must take part in every round"),
+        "give cohort = clients, or choose diloco",
+        lambda b: b.experiment.federation.cohort < b.experiment.federation.clients and b.method.everyone,
+    ),
+    *(
+        (
+            *(key, "method", "no client may be missing in a round"),
+            "leave it out, or choose diloco",
+            lambda b, key=key: is_set(b.experiment, key) and b.method.everyone,
+        )
+        for key in ("systems", "federation.without", "engine.on_failure")
+    ),
+    (
         *("federation.mean", "federation.sampler", "unbiased needs a sampler whose probabilities are known"),
         "choose auto",
         lambda b: b.experiment.federation.mean == "unbiased" and not b.run_spec.sampler.has_probabilities,

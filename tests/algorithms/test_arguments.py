@@ -62,7 +62,7 @@ VALUES: dict[str, Any] = {
     "eps": 50.0, "eta": 0.5, "first_lr": 0.02, "gamma": 0.05, "lr": 0.03, "matrix_lr": 0.03, "mu": 0.4, "outer_lr": 0.4,
     "outer_mu": 0.4, "phi": 0.3, "radius": 0.5, "ratio": 0.5, "rho": 0.3, "server_d": 0.005, "server_lr": 0.4,
     "server_u": 0.02, "sigma2": 3.0, "tau": 0.05, "v_init": 0.3, "vector_lr": 0.03, "w": 2.0, "weight_decay": 0.1,
-    "c": 0.4, "density": 0.5, "size": 16, "bits": 3, "decay": 0.35,
+    "c": 0.4, "density": 0.5, "size": 16, "bits": 3, "decay": 0.35, "layers": 1, "fragments": 3, "overlap": 2,
     "reset": 2, "scale": "spectral", "aux": ("dense",), "ball": "svd",
     "rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
     "personal_rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
@@ -74,7 +74,10 @@ VALUES: dict[str, Any] = {
 OWN: dict[tuple[str, str], Any] = {
     ("fedmud_bkd_f", "ratio"): 0.2,
     ("fedpara", "ratio"): 0.3,
-    ("data_parallel", "compression"): {"name": "coded", "codec": "sign"},
+    **{
+        (method, "compression"): {"name": "coded", "codec": "sign"}
+        for method in ("data_parallel", "streaming_diloco", "eager_diloco")
+    },
     ("mifa", "rule"): {"name": "sgd", "lr": 0.04},
     ("apfl", "rule"): {"name": "sgd", "lr": 0.04},
 }
@@ -85,6 +88,7 @@ UNLESS_GIVEN = {
     ("fednova", "effective"): "norm",
     **{(method, "scale"): "moonlight" for method in ("local_muon", "fedmuon_bc")},
     **{(method, "carry"): "keep" for method in ("diloco", "muloco")},
+    ("streaming_diloco", "order"): "strided",
 }
 """The value that an argument with the default None takes when it is not given."""
 
@@ -131,6 +135,8 @@ INERT = {
         for name, norm in (("vector_lr", "max"), ("ball", "max"), ("scale", "euclidean"), ("aux", "euclidean"))
     },
     **{(method, "carry"): {"rule": {"name": "sgd", "lr": 0.1}} for method in ("diloco", "muloco")},
+    ("streaming_diloco", "layers"): {"fragments": 2},
+    ("streaming_diloco", "order"): {"fragments": [["*"]]},
 }
 """The setting in which an argument can have no effect, and must be refused."""
 

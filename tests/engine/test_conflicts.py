@@ -106,6 +106,15 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
         *("federation.sampler", "method"),
         ["method=fedavg_m", "federation.sampler=agnostic", "federation.cohort=10"],
     ),
+    *(
+        (key, "method", ["method=eager_diloco", f"federation.cohort={cohort}", *more])
+        for key, cohort, more in (
+            ("federation.cohort", 5, []),
+            ("systems", 10, [CLOCK]),
+            ("federation.without", 10, ["federation.without=[1]"]),
+            ("engine.on_failure", 10, ["engine.on_failure=drop"]),
+        )
+    ),
     ("federation.pace.name", "method", [ASYNCHRONOUS, CLOCK, "method={name: fedmud, layers: all, nearest: true}"]),
     ("federation.pace.name", "method", [ASYNCHRONOUS, CLOCK, "method=follows"]),
     (

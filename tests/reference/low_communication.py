@@ -1,4 +1,5 @@
-"""Schedules, and a slow, independent DiLoCo with codes: AdamW inside, whose state clients keep, Nesterov outside.
+"""Schedules, and slow, independent forms of DiLoCo with codes, streaming and eager: AdamW inside, whose state clients
+keep, Nesterov outside.
 
 `gradient(i, x)`: of client i at x; all vectors are float64 arrays. `code(v)`: what a vector decodes to; by default it
 is sent as it is. `sent(v)`: the places that are sent, for a mean over those that sent a place.
@@ -92,4 +93,59 @@ def diloco(
         u = mu * u + mean
         x = x - outer * (mean + mu * u)
         path.append((x, [k.copy() for k in kept]))
+    return path
+
+
+def streaming(
+    gradient, start, clients, rounds, steps, rule, outer, mu, fragments, overlap, alpha, code=None, decay=None
+):
+    """[(x, all y, all e) after each round]. fragments: lists of places. decay: of the remembered error, None for none."""
+    x, u = start.copy(), np.zeros_like(start)
+    y = [start.copy() for _ in range(clients)]
+    states = [rule.start(start) for _ in range(clients)]
+    kept = [np.zeros_like(start) for _ in range(clients)]
+    path = []
+    for r in range(rounds):
+        now, before = fragments[r % len(fragments)], fragments[(r - 1) % len(fragments)]
+        arrived = []
+        for i in range(clients):
+            for k in range(steps):
+                if r > 0 and k == overlap:
+                    y[i] = y[i].copy()
+                    y[i][before] = alpha * y[i][before] + (1 - alpha) * x[before]
+                y[i], states[i] = rule.step(y[i], gradient(i, y[i]), states[i])
+            z = x[now] - y[i][now] + (0 if decay is None else decay * kept[i][now])
+            arrived.append(z if code is None else code(z))
+            if decay is not None:
+                kept[i][now] = z - arrived[-1]
+        mean = sum(arrived) / clients
+        u[now] = mu * u[now] + mean
+        x = x.copy()
+        x[now] = x[now] - outer * (mean + mu * u[now])
+        path.append((x, [each.copy() for each in y], [each.copy() for each in kept]))
+    return path
+
+
+def eager(gradient, start, clients, rounds, steps, rule, outer, mu, naive=False, code=None, decay=None):
+    """[all x_i after each round]. decay: of the remembered error, None for none."""
+    x = [start.copy() for _ in range(clients)]
+    u = [np.zeros_like(start) for _ in range(clients)]
+    states = [rule.start(start) for _ in range(clients)]
+    kept = [np.zeros_like(start) for _ in range(clients)]
+    late, own = np.zeros_like(start), [np.zeros_like(start) for _ in range(clients)]
+    path = []
+    for _ in range(rounds):
+        sent = []
+        for i in range(clients):
+            y = x[i]
+            for _ in range(steps):
+                y, states[i] = rule.step(y, gradient(i, y), states[i])
+            z = x[i] - y + (0 if decay is None else decay * kept[i])
+            sent.append(z if code is None else code(z))
+            kept[i] = z - sent[-1]
+            moved = late if naive else sent[i] / clients + late - own[i] / clients
+            u[i] = mu * u[i] + moved
+            x[i] = x[i] - outer * (moved + mu * u[i])
+        late, own = sum(sent) / clients, sent
+        path.append([each.copy() for each in x])
     return path
