@@ -33,7 +33,9 @@ from ..local import LocalMethod, with_decoded_norm2
 from ..tree import Layout, Tree
 from .checks import one_of, positive_fraction, refuse
 from .codecs import Coder
+from .coded_downlink import CodedDownlink
 from .compression import Compression
+from .downlink import Downlink, Halves
 from .matrices import Sized, Weight
 from .quantisers import Placed
 from .reparameterisation import Compressing, Report
@@ -247,7 +249,8 @@ class Coding(Compression):
     them, to which they send the difference (ef21); `decay`: the factor of the remembered error, 1 unless given;
     `mean`: over all clients (all), or in each coordinate over those that sent it (sent), for codecs that leave places
     out; `whole`: tensors whose code has no fewer bytes are sent as they are (auto), or coded too (never); `only`:
-    patterns, * and ? as in file names, of the tensors that are coded."""
+    patterns, * and ? as in file names, of the tensors that are coded; `down`: how the server codes the change of its
+    model, whose error it remembers; it sends its model as it is unless given."""
 
     codec: Coder
     memory: Memory = "error"
@@ -255,6 +258,7 @@ class Coding(Compression):
     mean: MeanOver = "all"
     whole: Literal["auto", "never"] = "auto"
     only: tuple[str, ...] = ("*",)
+    down: Coder | None = None
 
     def __post_init__(self) -> None:
         one_of("none", "error", "ef21", memory=self.memory)
@@ -282,10 +286,22 @@ class Coding(Compression):
             raise ValueError(
                 f"only: no tensor is called so, got {', '.join(self.only)}; the tensors are {', '.join(layout.names)}"
             )
-        sizes = dict(zip(layout.names, layout.sizes, strict=True))
-        smaller = [name for name in matched if self.whole == "never" or self.codec.bytes(sizes[name]) < 4 * sizes[name]]
         decay = 1.0 if self.decay is None else self.decay
-        return Coded(method, self.codec, frozenset(smaller), layout, self.memory, decay, self.mean)
+        names = frozenset(self._smaller(self.codec, matched, layout))
+        coded = Coded(method, self.codec, names, layout, self.memory, decay, self.mean)
+        if self.down is None:
+            return coded
+        if method.everyone:
+            raise ValueError(
+                "down: codes of changes are for methods whose clients begin with the server's model; leave it out"
+            )
+        halves = Halves(layout, self._smaller(self.down, matched, layout), whole=False)
+        return CodedDownlink(coded, Downlink(halves, self.down, True, seed)) if halves.names else coded
+
+    def _smaller(self, codec: Coder, matched: Sequence[str], layout: Layout) -> tuple[str, ...]:
+        """The tensors that are coded, of those that match."""
+        sizes = dict(zip(layout.names, layout.sizes, strict=True))
+        return tuple(n for n in matched if self.whole == "never" or codec.bytes(sizes[n]) < 4 * sizes[n])
 
 
 def only_coded(compression: Compression | None, why: str) -> Coding | None:

@@ -82,6 +82,9 @@ class WarmStart(Algorithm):
     def broadcast(self, server: Server) -> Public:
         return self.method.broadcast(server)
 
+    def unpack(self, public: Public) -> Any:
+        return self.method.unpack(public)
+
     def server_init(self, x: Tree) -> Server:
         return self.method.server_init(x)
 

@@ -180,6 +180,53 @@ def test_golden_values_of_memories(memory, make):
             np.testing.assert_allclose([unit * c.memory["x"] for c in clients], row["memory"], rtol=1e-9, atol=1e-14)
 
 
+# --- the way down -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("codec", "code"),
+    [
+        (AbsMax(4), lambda v: quantisers.absmax(v, 4)),
+        (Largest(0.5), lambda v: quantisers.top_k(v, 0.5)),
+        (Cast("float16"), lambda v: v.astype(np.float16).astype(np.float64)),
+    ],
+    ids=["absmax", "top_k", "cast"],
+)
+def test_codes_both_ways(codec, code):
+    """Clients hold the sum of the codes that came down; the server's step is from its own model."""
+    method = diloco(RULE, compression=coded(Sign(), "error", 0.9, down=codec))
+    gradient = lambda i, x: BOWL.gradient(i, {"x": x}, 0, 0)["x"]  # noqa: E731
+    reference = slow.diloco(
+        *(gradient, np.zeros(4), 2, 5, 3, slow.AdamW(0.3), 0.7, 0.9, quantisers.sign, "error", 0.9), down=code
+    )
+    path = trained(method, rounds=5)
+    for model, clients, (x, kept) in zip(path.models(), path.clients, reference, strict=True):
+        np.testing.assert_allclose(model["x"], x, rtol=ROUNDING, atol=ROUNDING)
+        np.testing.assert_allclose([c.memory["x"] for c in clients], kept, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("memory", ["error", "ef21"])
+def test_the_identity_downwards_is_no_code(memory):
+    """Also after a pass of gradients before round 1."""
+    problem = Quadratic()
+    for make in (
+        lambda compression: scaffold(Sgd(0.05), start="gradient", compression=compression),
+        lambda compression: fedadam(compression=compression),
+    ):
+        plain, ours = (
+            run(build(make(coded(AbsMax(4), memory, down=down)), problem), problem, *everyone(5, 3, 3)).models()
+            for down in (None, Identity())
+        )
+        for one, other in zip(plain, ours, strict=True):
+            torch.testing.assert_close(one.flat, other.flat, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_bytes_both_ways():
+    x = tree({"W": np.zeros((8, 8), np.float32), "b": np.zeros(1, np.float32)})
+    made: Any = diloco(compression=Coding(Sign(), down=AbsMax(8)))
+    method = made.build(RunContext(8, 8, 40, 30, 0, x.layout))
+    spec = StateSpec(method, x)
+    assert (spec.up, spec.down) == (8 + 4 + 4, 64 + 4 + 4)
+
+
 # --- settings under which two methods are one -------------------------------------------------------------------------
 @pytest.mark.parametrize("memory", ["none", "error", "ef21"])
 @pytest.mark.parametrize(

@@ -73,6 +73,10 @@ STAY = {"name": "factors", "ratio": 0.9, "nearest": True}
         ({"name": "diloco", "compression": {"name": "coded", "codec": "sgn"}}, "codec.*did you mean sign"),
         ({"name": "diloco", "compression": "coded"}, "codec is missing: coded needs it"),
         (
+            {"name": "eager_diloco", "compression": {"name": "coded", "codec": "sign", "down": "sign"}},
+            "down: codes of changes are for methods whose clients begin with the server's model; leave it out",
+        ),
+        (
             {"name": "diloco", "compression": {"name": "coded", "codec": {"name": "statistical", "bits": 1}}},
             "2 <= bits <= 8 must hold for statistical, got bits=1, which would send the mean alone; choose sign",
         ),
@@ -94,7 +98,7 @@ def test_refused_in_a_sentence(method: dict[str, Any], said: str):
         {"name": "fedexp", "compression": {"name": "sparsification", "ratio": 0.2}},
         {"name": "fedadam", "compression": {"name": "binarisation", "both_ways": True}},
         {"name": "fedprox", "compression": {"name": "hadamard", "ratio": 0.9, "nearest": True}},
-        {"name": "diloco", "compression": {"name": "coded", "codec": {"name": "qsgd", "bits": 3}}},
+        {"name": "diloco", "compression": {"name": "coded", "codec": {"name": "qsgd", "bits": 3}, "down": "natural"}},
         {
             "name": "scaffold",
             "compression": {"name": "coded", "codec": "natural", "memory": "ef21"},

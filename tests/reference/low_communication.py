@@ -63,9 +63,12 @@ def diloco(
     decay=1.0,
     sent=None,
     factor=None,
+    down=None,
 ):
-    """[(x, the memories of all clients) after each round]. factor(step of the run, from 1): of the inner rate."""
+    """[(x, the memories of all clients) after each round]. factor(step of the run, from 1): of the inner rate. down(v):
+    what the server's codes of its changes decode to; x is then what clients hold."""
     x, u, total = start, np.zeros_like(start), np.zeros_like(start)
+    own = x
     states = [rule.start(x) for _ in range(clients)]
     kept = [np.zeros_like(x) for _ in range(clients)]
     path = []
@@ -91,7 +94,8 @@ def diloco(
         if memory == "ef21":
             total = mean = total + mean
         u = mu * u + mean
-        x = x - outer * (mean + mu * u)
+        own = own - outer * (mean + mu * u)
+        x = own if down is None else x + down(own - x)
         path.append((x, [k.copy() for k in kept]))
     return path
 
@@ -99,7 +103,7 @@ def diloco(
 def streaming(
     gradient, start, clients, rounds, steps, rule, outer, mu, fragments, overlap, alpha, code=None, decay=None
 ):
-    """[(x, all y, all e) after each round]. fragments: lists of places. decay: of the remembered error, None for none."""
+    """[(x, all y, all e) after each round]. fragments: lists of places. decay: of remembered errors, None for none."""
     x, u = start.copy(), np.zeros_like(start)
     y = [start.copy() for _ in range(clients)]
     states = [rule.start(start) for _ in range(clients)]
