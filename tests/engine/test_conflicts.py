@@ -100,8 +100,10 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ),
     ("privacy", "method", ["method=fednova", PRIVATE]),
     ("attack", "method", ["method=fednova", ATTACK]),
+    ("aggregate", "method", ["method=qffl", RULE]),
     ("aggregate", "method", ["method=fednova", RULE]),
     ("workload", "method", ["method=fednova", "workload={name: digits, model: {name: resnet18, norm: batch}}"]),
+    ("federation.mean", "method", ["method=qffl", "federation.mean=unbiased"]),
     (
         *("federation.sampler", "method"),
         ["method=fedavg_m", "federation.sampler=agnostic", "federation.cohort=10"],
