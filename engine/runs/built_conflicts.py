@@ -134,13 +134,13 @@ SAMPLING = rows(
     ),
     (
         *("federation.cohort", "method", "all clients must take part in every round"),
-        "give cohort = clients, or choose diloco",
+        "give cohort = clients, or choose another method",
         lambda b: b.experiment.federation.cohort < b.experiment.federation.clients and b.method.everyone,
     ),
     *(
         (
             *(key, "method", "no client may be missing in a round"),
-            "leave it out, or choose diloco",
+            "leave it out, or choose another method",
             lambda b, key=key: is_set(b.experiment, key) and b.method.everyone,
         )
         for key in ("systems", "federation.without", "engine.on_failure")
