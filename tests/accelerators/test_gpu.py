@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,18 +17,22 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine import resume, run
 from fedfleet.engine.accelerators import settings
+from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.cohorts.tasks import Broadcast, ClientTask, TrainingTask
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.kernels.agreement import Disagreement
 from fedfleet.engine.kernels.contract import Kernels
 from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS, StepRecorder
 from fedfleet.engine.kernels.replacements import Replacements
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.planning.autotune import measure
 from fedfleet.engine.planning.execution_plan import candidates
 from fedfleet.engine.planning.kernel_proof import prove
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.row_files import StateLayout
+from fedfleet.engine.state.row_table import RowTable
 
 from ..faults.runs import Watch, interrupt, same, small
 from ..test_conformance import alike, few
@@ -115,6 +120,44 @@ def test_local_training_never_waits(method):
             trainer.train_block(public, client, steps, lambda k: columns)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedmuon_bc", "fedmud"])
+def test_a_task_is_launched_without_waiting(method):
+    """From the public state to the copy of the sums, with clients' states from an earlier round on the card."""
+    run_spec = RunSpec.of("run", on_gpu(method))
+    split = run_spec.split()
+    with torch.no_grad(), settings.applied(CUDA):
+        method = run_spec.method()
+        leaves = pytree.tree_leaves(method.broadcast(method.server_init(run_spec.initial_model())))
+        arrays = [leaf.cpu().numpy() for leaf in leaves]
+        table = RowTable(StateSpec(method, run_spec.initial_model()).client, 6, 12)
+        pool = LocalPool(run_spec, Data.of(split.train, split.test, split.client_index), table.layout, lambda: None)
+        pool.keep_rows(table)
+        clients, cut = np.arange(6), (3, 6)
+        for number in range(1, 4):
+            columns = (np.full(6, number - 1), np.ones(6), *table.reserve(clients))
+            task = TrainingTask.of(ClientTask(0, clients, cut), (number, False), clients, columns)
+            torch.cuda.set_sync_debug_mode("error" if number == 3 else "default")
+            try:
+                result = pool.worker.launch("train", task, Broadcast(number, arrays))
+                pool.ahead(lambda task=task: [task])
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert np.isfinite(result().clients["loss"]).all()
+            table.commit()
+        pool.close()
+        table.remove()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("method", ["scaffold", "fedmuon_bc", "fedmud"])
+def test_states_on_the_card_are_those_in_files(method, kernels):
+    files, card = (
+        few(method, rounds=PROVEN_ROUNDS + 3, engine={"device": "cuda", "kernels": kernels, "state_memory": gib})
+        for gib in (0, "auto")
+    )
+    same(run(card), run(files))
 
 
 @pytest.mark.parametrize("kernels", [*KERNELS, "streams"])
