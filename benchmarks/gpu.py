@@ -42,6 +42,7 @@ MODES: dict[str, dict[str, Any]] = {
     "vectorised": {"block": "cohort", "kernels": "torch"},
     "graphs": {"block": "cohort", "kernels": "graph"},
     "products": {"block": "cohort", "kernels": "products"},
+    "triton": {"block": "cohort", "kernels": "triton"},
     "default, tf32": {"precision": "tf32"},
     "default, bfloat16": {"precision": "bfloat16"},
 }
@@ -54,7 +55,9 @@ WARM_UP = 3
 PROFILED = 3
 """Rounds whose kernels are summed up."""
 SECONDS = 20.0
-"""The time after which a measurement begins no further round."""
+"""The time after which a measurement begins no further round, from its first timed round on."""
+WARMING_UP = 4.0
+"""Rounds that are not timed may take so many times as long."""
 LATE = 1.25
 """A goal is left after so many times its target: it has missed it, and how far it came is told."""
 TINY = {"clients": 4, "cohort": 2, "local": {"steps": 1, "batch": 2}}
@@ -145,11 +148,15 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     told: list[str] = []
     began = time.perf_counter()
-    rows, last = run_for(setup(work, mode, device, WARM_UP + rounds + 1, share, tiny), seconds, told)
-    timed = rows[WARM_UP : -1 if last else None] or rows[-1:]  # the last round evaluates
-    speed = median(row["client/count"] / row["time/seconds"] for row in timed)
+    rows, last = run_for(setup(work, mode, device, WARM_UP + rounds + 1, share, tiny), seconds, told, WARM_UP)
     took = time.perf_counter() - began
+    timed = rows[WARM_UP : -1 if last else None]  # the last round evaluates
+    warm = bool(timed)
+    timed = timed or rows[-1:]
+    speed = median(row["client/count"] / row["time/seconds"] for row in timed)
     found: dict[str, Any] = {"clients_per_s": speed, "rounds": len(timed), "seconds": took, "plan": told[0]}
+    if not warm:
+        found["plan"] += ", warming up"
     if last:
         found["model_sha256"] = last.model_sha256
     else:
@@ -161,9 +168,12 @@ def measure(
     return found
 
 
-def run_for(experiment: Any, seconds: float, told: list[str] | None = None) -> tuple[list[dict[str, float]], Any]:
+def run_for(
+    experiment: Any, seconds: float, told: list[str] | None = None, warm_up: int = 0
+) -> tuple[list[dict[str, float]], Any]:
     """(the records of the rounds that ended, the result or None): the run is left after the first round that ends when
-    so many seconds have passed. told: a list that gets the lines of the log, of which the first one is the plan."""
+    so many seconds have passed since the first `warm_up` rounds, which may take WARMING_UP times as long. told: a list
+    that gets the lines of the log, of which the first one is the plan."""
     from fedfleet.engine.api import rounds
     from fedfleet.engine.runs.observer import Observer
 
@@ -175,9 +185,12 @@ def run_for(experiment: Any, seconds: float, told: list[str] | None = None) -> t
     running = rounds(experiment, observers=[Log()])
     for row in running:
         rows.append(row)
-        if time.perf_counter() - began > seconds and len(rows) < experiment.federation.rounds:
+        now, limit = time.perf_counter(), seconds if len(rows) > warm_up else seconds * WARMING_UP
+        if now - began > limit and len(rows) < experiment.federation.rounds:
             running.close()
             return rows, None
+        if len(rows) == warm_up:
+            began = now
     return rows, running.result
 
 

@@ -124,19 +124,22 @@ def at_once(work: Work, number: int, until: float) -> int:
 
 
 def timed(work: Work, run: Callable[[Work, int, float], int], rounds: int, seconds: float) -> dict[str, Any]:
-    """Clients per second, the median over rounds. seconds: after which no further round begins."""
-    speeds, began = list[float](), time.perf_counter()
+    """Clients per second, the median over rounds. seconds: after which no further round begins, from the first timed
+    one on. Rounds to warm up take as long at most, and each trains at least one client."""
+    speeds = list[float]()
     with as_users_do():
-        for number in range(WARM_UP + rounds):
-            work.wait()
+        for number in range(WARM_UP):
+            run(work, number, time.perf_counter() + seconds / WARM_UP)
+        work.wait()
+        until = time.perf_counter() + seconds
+        for number in range(WARM_UP, WARM_UP + rounds):
             start = time.perf_counter()
-            count = run(work, number, began + seconds)
+            count = run(work, number, until)
             work.wait()
             speeds.append(count / (time.perf_counter() - start))
-            if time.perf_counter() > began + seconds:
+            if time.perf_counter() > until:
                 break
-    kept = speeds[WARM_UP:] or speeds[-1:]
-    return {"clients_per_s": median(kept), "rounds": len(kept)}
+    return {"clients_per_s": median(speeds), "rounds": len(speeds)}
 
 
 TORCHS = {"plain loop": plain_loop, "torch.func.vmap": at_once}
@@ -155,7 +158,9 @@ def measure(
         return timed(Work(name, federation, device), TORCHS[yardstick], rounds, seconds)
     env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_PLATFORMS": device.partition(":")[0]}
     command = [sys.executable, str(Path(__file__).resolve()), name, device, str(rounds), str(seconds)]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=seconds + COMPILING, check=True)
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, text=True, timeout=2 * seconds + COMPILING, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -183,14 +188,16 @@ def jax_at_once(name: str, rounds: int, seconds: float) -> dict[str, Any]:
         y = jax.vmap(client, (None, 0, 0, 0))(x, orders, inputs[clients], labels[clients])
         return each(lambda value: value.mean(0), y)
 
-    x, speeds, began = initial(name), list[float](), time.perf_counter()
+    x, speeds, began = initial(name), list[float](), 0.0
     draw = np.random.default_rng(0)
     for number in range(WARM_UP + rounds):
         start = time.perf_counter()
+        if number == WARM_UP:
+            began = start
         orders = draw.permuted(np.tile(np.arange(work.rows), (work.cohort, 1)), axis=1)
         x = jax.block_until_ready(round_of(x, work.sampled(number), orders))
         speeds.append(work.cohort / (time.perf_counter() - start))
-        if time.perf_counter() - began > seconds and number >= WARM_UP:
+        if number >= WARM_UP and time.perf_counter() - began > seconds:
             break
     return {"clients_per_s": median(speeds[WARM_UP:]), "rounds": len(speeds) - WARM_UP, "jax": jax.__version__}
 
