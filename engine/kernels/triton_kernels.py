@@ -75,7 +75,7 @@ class Geometry:
 
     @property
     def constants(self) -> dict[str, int]:
-        """The constants of the programs()."""
+        """The constants of the programs."""
         names = ("KL", ("SH", "SW"), ("PH", "PW"), ("DH", "DW"))
         pairs = (self.size, self.steps, self.padding, self.apart)
         return {name: value for both, own in zip(names, pairs, strict=True) for name, value in zip(both, own)}  # noqa: B905
