@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from ..engine.config.earlier import today
@@ -55,6 +56,11 @@ def load_data(source: str, overrides: Iterable[str] = (), folder: Path = Path())
     """The same as plain data, before validation. folder: to which a path is relative."""
     path = shipped().get(source) or folder / expanded(source)
     if not path.is_file():
+        if "=" in source:
+            raise ConfigError(
+                f"the experiment is missing before {source}; name one, as in: fedfleet run digits {quote(source)}; "
+                f"valid: {', '.join(shipped())}, or the path of a YAML file"
+            )
         raise ConfigError(f"there is no experiment {source}; {nearest(source, shipped())}, or the path of a YAML file")
     data = read_yaml(path, source)
     if not isinstance(data, dict):

@@ -1278,6 +1278,13 @@ def dotted_keys(section: Any, prefix: str = "") -> Iterator[str]:
                 yield from dotted_keys(inner, f"{prefix}{name}.")
 
 
+def keys_in(data: Any, prefix: str = "") -> Iterator[str]:
+    """The keys of plain data and of all mappings in it, such as workload.model.hidden."""
+    for name, value in data.items() if isinstance(data, Mapping) else ():
+        yield f"{prefix}{name}"
+        yield from keys_in(value, f"{prefix}{name}.")
+
+
 RENAMED = {"engine.hosts": "engine.workers", "search.hosts": "search.workers"}
 """Old keys and their present names: an old key is refused with a message that gives the present one."""
 
@@ -1296,7 +1303,8 @@ def _sentence(error: Any, data: Any, section: type[BaseModel], where: str) -> st
     if error["type"] == "extra_forbidden":
         kind = " of an asynchronous pace" if "Asynchronous" in error["loc"] else ""
         of_parts = KEYS_OF_PARTS if section is Experiment else ()
-        elsewhere = [each for each in (*dotted_keys(section), *of_parts) if where + each != key]
+        known = dict.fromkeys((*dotted_keys(section), *of_parts, *keys_in(data)))
+        elsewhere = [each for each in known if where + each != key]
         return f"{key} is not a key{kind}; {nearest(path[-1], _keys(error['loc'][:-1], section), elsewhere)}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     if error["type"] == "missing":

@@ -92,6 +92,7 @@ def test_a_device_that_is_not_here(here: Path, monkeypatch: pytest.MonkeyPatch):
     [
         ("fashion_mnist", ["data_root", "FEDFLEET_DATA", "FashionMNIST/raw"]),
         ("missing.yaml", ["there is no experiment missing.yaml", "valid: "]),
+        ("seed=[1]", ["the experiment is missing before seed=[1]; ", "as in: fedfleet run digits 'seed=[1]'; valid: "]),
         ("broken.yaml", ["broken.yaml", "line 3"]),
         ("plugin.yaml", ["plugins", "broken.py", "ZeroDivisionError"]),
         ("tables.yaml", ["plugins", "empty.py", "METHODS", "add one"]),

@@ -257,6 +257,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         ("tracking.url=x", "tracking.url is not a key; did you mean uri? valid: name, uri, "),
         ("rounds=5", "rounds is not a key; did you mean federation.rounds? valid: seed, "),
         ("lr=1", "lr is not a key; did you mean method.rule.lr? valid: seed, "),
+        ("hidden=3", "hidden is not a key; did you mean workload.model.hidden? valid: seed, "),
         (
             "federation.steps=5",
             "federation.steps is not a key; did you mean federation.local.steps or evaluate.clients.adapt.steps? ",

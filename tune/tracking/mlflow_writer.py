@@ -304,7 +304,7 @@ class MlflowWriter(Writer):
 
     def _describe(self, run_id: str) -> None:
         """Put two metrics and a link to the report into the run's description, unless a reader has written one. MLflow
-        shows it above everything else; charts and metrics have the order of their names there."""
+        shows it above the table of all metrics, which, like its charts, has the order of the names."""
         found = self.client.get_run(run_id).data
         if OWN_NOTE.fullmatch(found.tags.get(NOTE, "")):
             place = f"#/experiments/{self.place}/runs/{run_id}/artifacts/{REPORT}?{TRAINING_PAGES}"
