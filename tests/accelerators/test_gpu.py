@@ -26,7 +26,7 @@ from fedfleet.engine.kernels.agreement import Disagreement
 from fedfleet.engine.kernels.contract import Kernels
 from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS, StepRecorder
 from fedfleet.engine.kernels.replacements import Replacements
-from fedfleet.engine.method_form.state_spec import StateSpec
+from fedfleet.engine.method_form.state_spec import StateSpec, some_view
 from fedfleet.engine.planning.autotune import measure
 from fedfleet.engine.planning.execution_plan import candidates
 from fedfleet.engine.planning.kernel_proof import prove
@@ -107,7 +107,9 @@ def test_local_training_never_waits(method):
         algorithm = run_spec.method()
         x = worker.x
         public = algorithm.unpack(algorithm.broadcast(algorithm.server_init(x)))
-        client = pytree.tree_map(lambda leaf: leaf.to(CUDA).expand(3, *leaf.shape), algorithm.client_init(public))
+        client = algorithm.client_init(public)
+        public = some_view(algorithm, public, client)
+        client = pytree.tree_map(lambda leaf: leaf.to(CUDA).expand(3, *leaf.shape), client)
         trainer = LocalTrainer(algorithm, run_spec.workload, x)
         columns = {name: column[:12].view(3, 4, *column.shape[1:]) for name, column in worker.columns.resident.items()}
         columns["key"] = torch.arange(3, device=CUDA)

@@ -19,6 +19,7 @@ from fedfleet.engine.clients import local_training
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.kernels.block_convolutions import Products
 from fedfleet.engine.kernels.streams import Streams
+from fedfleet.engine.method_form.state_spec import some_view
 from fedfleet.engine.reduction.accumulator import Accumulator
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.models.convolutional import Dropout
@@ -84,6 +85,7 @@ def trainers(monkeypatch):
         for algorithm in filter(None, (run_spec.method().warm_start, run_spec.method())):
             public = algorithm.unpack(algorithm.broadcast(run_spec.method().server_init(x)))
             client = algorithm.client_init(public)
+            public = some_view(algorithm, public, client)
             found.append((LocalTrainer(algorithm, run_spec.workload, x.to(META)), on_meta(public), on_meta(client)))
         return found
 
