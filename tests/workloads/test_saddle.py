@@ -66,6 +66,22 @@ def test_the_solution_and_the_report():
     assert gap > 0
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_gradient_of_the_maximum(copies):
+    """Central differences of max over v of F(u, v) in numpy, which are exact but for rounding, for it is quadratic."""
+    workload = Saddle(dim=4, copies=copies)
+    system, split, p = workload.system(5, 6), workload.split(5, 6), at(workload, 2)
+    u, field, z = p["primal.x"].sum(0).numpy() / copies**0.5, system.fields.mean(0), system.solution
+
+    def phi(u):
+        v = z[4:] - np.linalg.solve(field[4:, 4:], field[4:, :4] @ (u - z[:4]))
+        return system.objective(np.concatenate([u, v]))
+
+    slopes = [(phi(u + step) - phi(u - step)) / 2 for step in np.eye(4)]
+    found = float(workload.report(p, batch(split.test))["phi_gradient_norm2"])
+    assert found == pytest.approx(np.square(slopes).sum(), rel=1e-9)
+
+
 def test_condition_and_coupling():
     """Eigenvalues of every H_i and G_i run from 1 to 1 / condition; singular values of B are the coupling."""
     system = Saddle(dim=4, condition=50.0, coupling=0.3).system(0, 3)

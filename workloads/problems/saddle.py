@@ -135,14 +135,17 @@ class Saddle(MinMax):
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         """For the one test example, each (1,): F, the distance of (u, v) from the saddle, the squared norm of F's
-        gradient in (u, v), and the duality gap, which is the maximum of F over v minus its minimum over u."""
+        gradient in (u, v), that of the gradient of Phi(u) = maximum of F over v, by which theorems on such
+        methods measure, and the duality gap, which is Phi(u) minus the minimum of F over u."""
         a, c, down, up = self.gradients(p, batch)
         h, g, b = (batch[name].to(a.dtype) for name in ("h", "g", "b"))
-        primal = torch.einsum("ni,nij,nj->n", a, h + b @ torch.linalg.solve(g, b.mT), a)
+        envelope = h + b @ torch.linalg.solve(g, b.mT)  # the Hessian of Phi
+        primal = torch.einsum("ni,nij,nj->n", a, envelope, a)
         dual = torch.einsum("ni,nij,nj->n", c, g + b.mT @ torch.linalg.solve(h, b), c)
         return {
             "loss": batch["floor"].to(a.dtype) + self.objectives(p, batch),
             "distance": (a.square().sum(-1) + c.square().sum(-1)).sqrt(),
             "gradient_norm2": down.square().sum(-1) + up.square().sum(-1),
+            "phi_gradient_norm2": torch.einsum("nij,nj->ni", envelope, a).square().sum(-1),
             "gap": (primal + dual) / 2,
         }
