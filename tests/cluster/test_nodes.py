@@ -294,3 +294,17 @@ def test_a_fork_on_two_nodes_of_a_run_in_one_process(cluster, tmp_path):
         result = ended(process)
     assert "2 workers on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
     same(tmp_path / "out", result, expected)
+
+
+def test_a_complete_run_on_two_nodes_is_made_longer(cluster, start, tmp_path):
+    """At its end the states of clients lie on two machines."""
+    expected = run(small(tmp_path / "none"), tmp_path / "here")
+    ended(start(setting(tmp_path / "none", "scaffold", 3, **ON_TWO)))
+    out = tmp_path / "out"
+    command = [*COMMAND, "resume", str(out), f"federation.rounds={len(expected.rows)}", "--json"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, cwd=tmp_path) as process:
+        result = ended(process)
+    log = (out / "run.log").read_text()
+    assert log.count("2 workers on 2 nodes") == 2
+    assert "the run was complete, and is made longer: federation.rounds=6" in log
+    same(out, result, expected)
