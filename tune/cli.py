@@ -17,6 +17,7 @@ COMMANDS = {
     "attach": "Follow RUN to its end: the id or folder of a detached run, or the id of a job.",
     "bench": "Compare the speed of the engine on this machine with a plain two-process PyTorch loop.",
     "compare": "Compare the runs in these folders.",
+    "contribution": "Say what each client contributes to the complete run in the folder RUN.",
     "data": "Check the data sets that STUDY needs: what is missing, damaged or here in part, and all SHA-256.",
     "doctor": "Check versions on every node, placement of workers, storage, authentication and the MLflow store.",
     "export": "Write the own models of clients of the complete run in the folder RUN as safetensors files.",

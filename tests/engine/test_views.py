@@ -17,7 +17,12 @@ QFFL = {"name": "qffl", "q": 2.0}
 
 @pytest.mark.parametrize(
     ("method", "more"),
-    [(QFFL, {}), (QFFL, {"workload": NORMED}), (QFFL, {"personal": HEAD}), ("ifca", {"workload": NORMED})],
+    [
+        pytest.param(QFFL, {}, marks=pytest.mark.long),
+        (QFFL, {"workload": NORMED}),
+        pytest.param(QFFL, {"personal": HEAD}, marks=pytest.mark.long),
+        ("ifca", {"workload": NORMED}),
+    ],
     ids=["plain", "statistics", "head", "chosen"],
 )
 def test_alone_as_in_a_block(method, more):

@@ -74,6 +74,7 @@ def test_a_run_has_its_distribution():
     assert own.mean == [20.0, 40.0, 90.0]
 
 
+@pytest.mark.long
 def test_pages_of_runs(tmp_path: Path):
     for method in ("fedavg", "ditto"):
         run(small(method=method, **OWN), tmp_path / method)
