@@ -854,6 +854,22 @@ def test_private_runs_have_a_line_each():
     assert [[cell.text for cell in row] for row in privacy(found).rows] == [["x", "a", "epsilon = 1 at delta = 0.1"]]
 
 
+def test_labels_do_not_have_the_defaults_of_sections_that_others_lack():
+    sections: list[dict[str, Any]] = [
+        {},
+        {"personal": {"tensors": "head"}, "evaluate": {"stop": {"target": 0.9}}},
+        {"personal": {"tensors": "head", "carry": "keep"}},
+    ]
+    plain = [experiment({"workload": "digits", "method": "fedavg", **section}).plain() for section in sections]
+    made = [numeric_settings(data) for data in plain]
+    assert labels_of(made[::2]) == ["fedavg", "fedavg, personal.carry keep, personal.tensors head"]
+    assert labels_of(made) == [
+        "fedavg",
+        "fedavg, evaluate.stop.target 0.9, personal.carry reset, personal.tensors head",
+        "fedavg, personal.carry keep, personal.tensors head",
+    ]
+
+
 def test_labels_have_the_defaults_of_what_a_file_leaves_out():
     """Two runs of FedAvg, one without a rule, one of FedProx, and one of a plug-in whose defaults are not known."""
     runs = [

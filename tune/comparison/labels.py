@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ...engine.config.registry import Registry, resolve, signature
-from ...engine.config.schema import Federation, Personal
+from ...engine.config.schema import Experiment, Federation
 from ...engine.errors import ConfigError
 from ...engine.records.lineage import lineage_of
 from ..identity import effective_settings
@@ -22,9 +24,6 @@ PARTS = {"method": "METHODS", "workload": "WORKLOADS"}
 
 UNSET = {"aggregate": "mean", "attack": "none", "privacy": "none", "systems": "none"}
 """Sections that a configuration may lack -> what it then has, in a word."""
-
-PERSONAL = {name: field.default for name, field in Personal.model_fields.items()}
-"""The values of the section `personal` that labels leave out: its defaults."""
 
 UNKNOWN = "default"
 """The value of an argument whose default cannot be looked up, since its part is from a plug-in."""
@@ -37,8 +36,6 @@ def numeric_settings(data: dict[str, Any]) -> dict[str, Any]:
             data[part] = {"name": data[part]}
     if isinstance(data.get("federation"), dict) and isinstance(data["federation"].get("pace"), dict):
         data["federation"] = {**data["federation"], "pace": chosen_pace(data["federation"]["pace"])}
-    if isinstance(data.get("personal"), dict):
-        data["personal"] = {key: value for key, value in data["personal"].items() if value != PERSONAL.get(key)}
     return {key: value for key, value in effective_settings(data).items() if key != "seed"}
 
 
@@ -70,7 +67,31 @@ def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
     keys = sorted({key for data in configurations for key in data})
     differ = [key for key in keys if len({as_text(data.get(key)) for data in configurations}) > 1]
     short = {key: shortened([data[key] for data in configurations if key in data]) for key in differ}
-    return [label_of(data, {key: short[key] for key in differ if key != "method.name"}) for data in configurations]
+    short.pop("method.name", None)
+    whole = [label_of(data, short) for data in configurations]
+    said = {key: text for key, text in short.items() if not is_default(key, configurations)}
+    brief = [label_of(data, said) for data in configurations]
+    return brief if len(set(brief)) == len(set(whole)) else whole
+
+
+def is_default(key: str, configurations: list[dict[str, Any]]) -> bool:
+    """Whether the configurations that have a key all have its default in the schema, as those have in which a section
+    such as `personal` is given beside others without it."""
+    default = as_text(default_in_schema(key))
+    return all(as_text(data[key]) == default for data in configurations if key in data)
+
+
+def default_in_schema(key: str) -> Any:
+    """The default of a dotted key of an experiment; Parameter.empty if the schema has no such key, or no default."""
+    section: type[BaseModel] | None = Experiment
+    found: Any = inspect.Parameter.empty
+    for part in key.split("."):
+        if section is None or (field := section.model_fields.get(part)) is None:
+            return inspect.Parameter.empty
+        found = inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
+        options = (field.annotation, *typing.get_args(field.annotation))
+        section = next((one for one in options if inspect.isclass(one) and issubclass(one, BaseModel)), None)
+    return found
 
 
 def shortened(values: list[Any]) -> Callable[[Any], str]:
