@@ -32,7 +32,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKS = ("w1", "w2", "w3", "resnet18", "vit", "lstm")
-METHODS = ("scaffold", "fedmuon_bc", "fedmud")
+SGD = {"name": "sgd", "lr": 0.05}
+METHODS: dict[str, dict[str, Any]] = {
+    "scaffold": {"name": "scaffold", "rule": SGD},
+    "fedmuon_bc": {"name": "fedmuon_bc"},
+    "fedmud": {"name": "fedmud", "nearest": True},
+}
 """Methods of further works, as in "w1-scaffold", which are measured by the default plan."""
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -42,7 +47,6 @@ MODES: dict[str, dict[str, Any]] = {
     "vectorised": {"block": "cohort", "kernels": "torch"},
     "graphs": {"block": "cohort", "kernels": "graph"},
     "products": {"block": "cohort", "kernels": "products"},
-    "triton": {"block": "cohort", "kernels": "triton"},
     "default, tf32": {"precision": "tf32"},
     "default, bfloat16": {"precision": "bfloat16"},
 }
@@ -65,7 +69,7 @@ TINY = {"clients": 4, "cohort": 2, "local": {"steps": 1, "batch": 2}}
 CIFAR_CNN: dict[str, Any] = {
     "what": "1,000 clients of 50 images, cohort 50, 1,500 rounds of one epoch, batch 10, CNN of 1.6 M parameters",
     "workload": {"name": "gpu_cnn", "examples": 50_000},
-    "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.05}},
+    "method": {"name": "fedavg", "rule": SGD},
     "federation": {"clients": 1000, "cohort": 50, "rounds": 1500, "local": {"epochs": 1, "batch": 10}},
     "seconds": 60.0,
 }
@@ -74,7 +78,7 @@ GOALS: dict[str, dict[str, Any]] = {
     "cifar-cnn-scaffold": {
         **CIFAR_CNN,
         "what": f"the same by SCAFFOLD: {CIFAR_CNN['what']}",
-        "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.05}},
+        "method": {"name": "scaffold", "rule": SGD},
     },
     "feddua-cifar": {
         "what": "100 clients, cohort 20, 500 rounds of 20 steps, batch 50, ResNet-18",
@@ -107,12 +111,11 @@ def setup(work: str, mode: str, device: str, rounds: int, share: float, tiny: bo
     settings = dict(MODES[mode])
     if settings.get("block") == "cohort":
         settings["block"] = federation["cohort"]
-    plain = {"name": method or "fedavg", "rule": {"name": "sgd", "lr": 0.05}}
     return experiment(
         {
             "plugins": ["benchmarks.gpu_works"],
             "workload": workload_of(work, examples(federation)),
-            "method": plain if method in ("", "scaffold") else method,
+            "method": METHODS[method] if method else {"name": "fedavg", "rule": SGD},
             "federation": federation,
             "engine": {
                 "backend": "local",
@@ -172,8 +175,9 @@ def run_for(
     experiment: Any, seconds: float, told: list[str] | None = None, warm_up: int = 0
 ) -> tuple[list[dict[str, float]], Any]:
     """(the records of the rounds that ended, the result or None): the run is left after the first round that ends when
-    so many seconds have passed since the first `warm_up` rounds, which may take WARMING_UP times as long. told: a list
-    that gets the lines of the log, of which the first one is the plan."""
+    so many seconds have passed since the first `warm_up` rounds, which may take WARMING_UP times as long, not counting
+    round 1 and what comes before it. told: a list that gets the lines of the log, of which the first one is the
+    plan."""
     from fedfleet.engine.api import rounds
     from fedfleet.engine.runs.observer import Observer
 
@@ -186,11 +190,11 @@ def run_for(
     for row in running:
         rows.append(row)
         now, limit = time.perf_counter(), seconds if len(rows) > warm_up else seconds * WARMING_UP
+        if warm_up and len(rows) in (1, warm_up):
+            began = now
         if now - began > limit and len(rows) < experiment.federation.rounds:
             running.close()
             return rows, None
-        if len(rows) == warm_up:
-            began = now
     return rows, running.result
 
 

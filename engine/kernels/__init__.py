@@ -11,8 +11,6 @@ fused_chain          `chain`: loss and gradient of a small network in one compil
 operators            `native`: compiled convolutions and Newton-Schulz iterations in the place of torch's
 channels_last        `channels_last`: images with their channels last and Winograd's filtering
 block_convolutions   `products`: the same, and a block's convolutions are batched products
-triton_kernels       `triton`: the same, and convolutions and maximum pooling of a block are programs of our own
-triton_programs      these programs, in Triton
 streams              `streams`: the clients of a block on several streams of one CUDA graph, each as it is alone
 recorded_step, tape  steps that are recorded once and replayed: as a CUDA graph, or as operations of torch
 agreement            whether two results agree, to the bit or within rounding: all proofs compare by it

@@ -19,7 +19,6 @@ KERNELS = {
     "chain": Entry(_HERE + "fused_chain:FusedChain", "loss and gradient of a whole network in one compiled call"),
     "graph": Entry(_HERE + "cuda_graph:Graph", "torch's, and the steps of a block are replayed from a CUDA graph"),
     "products": Entry(_HERE + "block_convolutions:Products", "convolutions of a block as batched products, in a graph"),
-    "triton": Entry(_HERE + "triton_kernels:Triton", "convolutions and pooling of a block in Triton, in a graph"),
     "streams": Entry(_HERE + "streams:Streams", "torch's, and each client of a block on a CUDA stream, in a graph"),
 }
 """Kernels by the names of `engine.kernels`. A measurement tries them in this order."""

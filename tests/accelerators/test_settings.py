@@ -17,7 +17,6 @@ from fedfleet.engine.accelerators import settings
 from fedfleet.engine.accelerators.faults import is_device_lost
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.errors import ConfigError, DeviceLost
-from fedfleet.engine.kernels import triton_kernels
 from fedfleet.engine.kernels.operators import in_bfloat16, orthogonalised_by
 from fedfleet.engine.memory import is_device_full, is_out_of_memory
 from fedfleet.engine.planning import as_written, autotune, execution_plan
@@ -183,10 +182,7 @@ def test_where_convolutions_are_products_by_the_rule(monkeypatch):
     assert candidates(lenet(4))[0] == (64, "graph")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     small = lenet(4)
-    monkeypatch.setattr(triton_kernels, "has_triton", lambda: False)
     assert candidates(small)[:2] == [(64, "products"), (64, "graph")]
-    monkeypatch.setattr(triton_kernels, "has_triton", lambda: True)
-    assert candidates(small)[:3] == [(64, "triton"), (64, "products"), (64, "graph")]
     monkeypatch.setattr(execution_plan, "BUSY", small.multiplications_of_batch())
     assert candidates(small)[:2] == [(4, "streams"), (4, "graph")]
     assert plan_by_rule(small) == (4, "streams")
