@@ -25,6 +25,10 @@ class Best(NamedTuple):
     value: float
     model: Mapping[str, Tensor]
 
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}={value!r}" for name, value in self.facts.items())
+        return f"Best({facts}, model=<{len(self.model)} tensors>)"
+
     @property
     def facts(self) -> dict[str, Any]:
         """The same without the model."""

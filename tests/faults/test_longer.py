@@ -59,6 +59,7 @@ def test_a_longer_run(kind, tmp_path):
     assert loaded.best is not None
     assert whole.best is not None
     assert loaded.best.facts == whole.best.facts
+    assert repr(loaded.best).endswith(f"value={whole.best.value!r}, model=<{len(whole.best.model)} tensors>)")
     assert loaded.summary() == longer.summary()
     assert yaml.safe_load((out / "config.yaml").read_text())["federation"]["rounds"] == LONG
     assert "the run was complete, and is made longer: federation.rounds=9" in (out / "run.log").read_text()
