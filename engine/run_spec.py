@@ -491,6 +491,10 @@ class RunSpec:
         built = {**self.built, vars(RunSpec)["frozen"].build: (self.experiment, frozen)}
         return replace(self, given_model=given, built=built)
 
+    def forget_frozen(self) -> None:
+        """Free the frozen tensors in this process. They are built again if they are asked for."""
+        self.built.pop(vars(RunSpec)["frozen"].build, None)
+
     def with_experiment(self, experiment: Experiment) -> RunSpec:
         """The same run with other settings. Nothing is built of them, and nothing is proven."""
         return replace(self, experiment=experiment, proofs=ProofsOnData(), built={})

@@ -168,4 +168,5 @@ def notify(event: Event, observers: list[Observer]) -> None:
 def _on_ray(run_spec: RunSpec, stop: Callable[[], int], under_way: UnderWay) -> Generator[Event, None, Outcome]:
     from ..backends.ray.driver_actor import play
 
+    run_spec.forget_frozen()  # the driver and the workers have them in shared memory
     return play(run_spec, stop, under_way)
