@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,3 +76,24 @@ def ray_here():
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def one_fork_server() -> Iterator[None]:
+    """The searches and studies that a file's tests call in this process get their processes from one fork server, which
+    imports torch once: the next one takes it where the one before would have ended it."""
+    from fedfleet.tune.executor import fork_server
+    from fedfleet.tune.executor.fork_server import ForkServer
+
+    end = ForkServer.close
+
+    def close(server: ForkServer, seconds: float = 0.0) -> None:
+        if server.alive and fork_server._begun in (None, server):
+            fork_server._begun = server
+        else:
+            end(server, seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForkServer, "close", close)
+        yield
+    fork_server.not_needed()

@@ -12,6 +12,8 @@ from fedfleet.engine.config.registry import Registry
 
 from .pages import DOCS, ROOT, WRITTEN, Runner, blocks, why_long, working_in
 
+pytestmark = pytest.mark.usefixtures("one_fork_server")
+
 
 def parameters() -> list[Any]:
     """The pages that have blocks; pages that take long are marked. The page on clusters is tested in tests/cluster/."""

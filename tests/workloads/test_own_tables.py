@@ -463,7 +463,7 @@ print(time.process_time() - began, int(peak) / 2**10, train["input"].shape)
 """
 
 
-@pytest.mark.parametrize("kind", ["uint8", "float32"])
+@pytest.mark.parametrize("kind", ["uint8", pytest.param("float32", marks=pytest.mark.long)])
 def test_a_file_of_mnists_size_loads_quickly_in_little_memory(kind, tmp_path):
     """60,000 + 10,000 lists of 784 numbers, decoded and put into the cache: at most 5 s and 1 GiB, all of it."""
     for part, rows in (("train", 60_000), ("test", 10_000)):

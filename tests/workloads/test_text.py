@@ -140,7 +140,7 @@ def test_frozen_vectors_on_ray_and_in_process(worded, ray_here):
         "embedding": 3,
     }
     results = []
-    for engine in ({"backend": "local", "dtype": "float64"}, {"backend": "ray", "workers": 2, "dtype": "float64"}):
+    for engine in ({"backend": "local", "dtype": "float64"}, {"backend": "ray", "workers": 1, "dtype": "float64"}):
         data = {
             "workload": spec,
             "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
