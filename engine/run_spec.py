@@ -40,7 +40,7 @@ from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
 from .workload.layers import chosen, normalisation_of, shown
 from .workload.model import building_model, check_network, check_size, like, multiplications, tensors_of
-from .workload.split import split_of
+from .workload.split import seen_and_unseen, split_of
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
@@ -179,7 +179,8 @@ class RunSpec:
         attack = self.stage.attack
         if not isinstance(attack, PoisoningAttack):
             return built
-        clients = tuple(np.flatnonzero(self.byzantine).tolist())
+        seen, _ = seen_and_unseen(self.experiment.federation, self.experiment.seed)
+        clients = tuple(seen[self.byzantine].tolist())
         poison = {"name": attack.workload, "clients": clients, **attack.arguments()}
         return self.registry.build("WORKLOADS", poison, "attack", of=built)
 
@@ -269,7 +270,7 @@ class RunSpec:
         own, method = self.client_models.own, self.method()
         if own != "auto":
             return own
-        return method.own_models or self.adaptation(method) is not None
+        return self.experiment.federation.unseen is not None or method.own_models or self.adaptation(method) is not None
 
     @built_once
     def trains_the_servers_model(self) -> bool:

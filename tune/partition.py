@@ -22,7 +22,7 @@ from ..engine.errors import ConfigError
 from ..engine.records.heterogeneity import measures, spread
 from ..engine.records.partition_file import partition_digest
 from ..engine.run_spec import RunSpec
-from ..engine.workload.split import unused_rows
+from ..engine.workload.split import seen_and_unseen, unused_rows
 from ..workloads.client_index import ClientIndex
 from ..workloads.workload import Columns
 from .listing import columns
@@ -63,7 +63,9 @@ class PartitionSummary(NamedTuple):
         run_spec.workload.check()
         split = run_spec.split()
         experiment, tests = run_spec.experiment, len(next(iter(split.test.values())))
-        differences = run_spec.workload.differences(experiment.seed, experiment.federation.clients)
+        seen, _ = seen_and_unseen(experiment.federation, experiment.seed)
+        found = run_spec.workload.differences(experiment.seed, experiment.federation.everyone)
+        differences = {name: values[seen] for name, values in found.items()}
         more = (tests, unused_rows(split), split.train, differences, experiment.federation.rounds)
         label = split.train.get("label")
         if label is None or label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
@@ -99,6 +101,8 @@ def table_of(summary: PartitionSummary) -> str:
     for name, values in named_measures(summary).items():
         rows.append((name, *(f"{it:,.0f}" if it == int(it) else f"{it:,.3f}" for it in spread(values).values())))
     about = f"{len(summary.client_index.sizes):,} clients, {len(summary.client_index.whole.rows):,} training rows"
+    if (unseen := summary.client_index.unseen) is not None:
+        about += f", {len(unseen.sizes):,} unseen clients with {len(unseen.whole.rows):,}"
     about += f", {summary.tests:,} test rows"
     if summary.client_index.held is not None:
         about += f", {len(summary.client_index.held.rows):,} rows held out by clients"

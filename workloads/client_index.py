@@ -27,7 +27,8 @@ class ClientIndex(NamedTuple):
     Client i has rows[offsets[i] : offsets[i + 1]]. No row belongs to two clients, and a row that belongs to none is not
     used. `held`: the index of the rows that each client has but does not train on, which are its own test set, or None.
     `validation`: the same of rows by which settings are chosen. The engine sets both; a partition leaves them out.
-    `drift`: how the rows that a client trains on change from round to round; None if they do not.
+    `drift`: how the rows that a client trains on change from round to round; None if they do not. `unseen`: the index
+    of further clients, with the numbers N, N + 1, …, which are evaluated and never trained with; the engine sets it.
     """
 
     offsets: np.ndarray
@@ -35,6 +36,7 @@ class ClientIndex(NamedTuple):
     held: ClientIndex | None = None
     validation: ClientIndex | None = None
     drift: Drift | None = None
+    unseen: ClientIndex | None = None
 
     @staticmethod
     def of(clients: list[np.ndarray]) -> ClientIndex:
@@ -61,6 +63,26 @@ class ClientIndex(NamedTuple):
         """(c,) int64: the number of examples of the given clients, (c,) integers."""
         return self.offsets[clients + 1] - self.offsets[clients]
 
+    def of_clients(self, clients: np.ndarray) -> ClientIndex:
+        """The index of these clients (c,), which get the numbers 0, 1, …, with all of their rows."""
+        sizes = self.sizes_of(clients)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[clients] - offsets[:-1], sizes)
+        held, validation = (None if it is None else it.of_clients(clients) for it in (self.held, self.validation))
+        return ClientIndex(offsets, self.rows[places], held, validation, self.drift)
+
+    @property
+    def everyone(self) -> ClientIndex:
+        """The index of all clients, those that are never trained with last."""
+        return self if self.unseen is None else self._replace(unseen=None, drift=None).and_then(self.unseen)
+
+    def and_then(self, others: ClientIndex) -> ClientIndex:
+        """The index of these clients, and then the others, which have rows of the same kinds."""
+        pairs = ((self.held, others.held), (self.validation, others.validation))
+        held, validation = (None if a is None or b is None else a.and_then(b) for a, b in pairs)
+        offsets = np.concatenate([self.offsets, self.offsets[-1] + others.offsets[1:]])
+        return ClientIndex(offsets, np.concatenate([self.rows, others.rows]), held, validation)
+
     @property
     def whole(self) -> ClientIndex:
         """The index of all rows that clients train on in some round."""
@@ -81,7 +103,8 @@ class ClientIndex(NamedTuple):
         start = np.floor((max(round, 1) - 1) * self.drift.move * whole.sizes).astype(np.int64)
         within = np.arange(self.offsets[-1]) - np.repeat(self.offsets[:-1] - start, self.sizes)
         places = np.repeat(whole.offsets[:-1], self.sizes) + within % np.repeat(whole.sizes, self.sizes)
-        return self._replace(rows=whole.rows[places])
+        unseen = None if self.unseen is None else self.unseen.at(round)
+        return self._replace(rows=whole.rows[places], unseen=unseen)
 
 
 def check_index(index: Any, rows: int) -> None:

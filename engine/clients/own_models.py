@@ -32,7 +32,7 @@ ROWS_OF_A_TASK = 16
 """A task has clients whose rows are at most so many batches of an evaluation, or one client."""
 QUANTILES = (5, 10, 25, 50, 75, 90, 95)
 MODELS = ("own", "adapted")
-"""The models whose numbers the record has; those of the server's are there already."""
+"""The models whose numbers the record has; those of the server's are there already, but for unseen clients."""
 
 
 class OwnModels(NamedTuple):
@@ -73,19 +73,25 @@ def kinds_of(client_index: ClientIndex, training: bool) -> tuple[Kind, ...]:
     return (*found, "training") if training or not found else tuple(found)
 
 
-def evaluated_clients(clients: int, sample: float, seed: int) -> np.ndarray:
-    """(c,) the clients of an evaluation before the last one, ascending: the same in all rounds."""
+def evaluated_clients(clients: int, sample: float, seed: int, unseen: int = 0) -> np.ndarray:
+    """(c,) the clients of an evaluation before the last one, ascending: the same in all rounds. Behind the clients are
+    those that are never trained with, of which there is the same share."""
     if not sample:
-        return np.arange(clients)
-    count = min(clients, max(1, round(sample * clients) if sample < 1 else int(sample)))
-    return np.sort(counted.numpy_generator(seed, "evaluate").permutation(clients)[:count])
+        return np.arange(clients + unseen)
+    share = sample if sample < 1 else min(1.0, int(sample) / (clients + unseen))
+    some = [
+        np.sort(counted.numpy_generator(seed, purpose).permutation(count)[: max(1, round(share * count))])
+        for purpose, count in (("evaluate", clients), ("evaluate unseen", unseen))
+    ]
+    return np.concatenate([some[0], clients + some[1]])
 
 
 def own_models_tasks(
     client_index: ClientIndex, clients: np.ndarray, rows: np.ndarray, kinds: tuple[Kind, ...], server: bool, round: int,
     size: int,
 ) -> list[OwnModels]:  # fmt: skip
-    """The tasks that evaluate these clients (c,). rows: (N,) the row of each client's state. size: rows of a batch."""
+    """The tasks that evaluate these clients (c,), and client_index has all clients. rows: (N,) the row of each client's
+    state. size: rows of a batch."""
     counts = sum(rows_of(client_index, kind).sizes_of(clients) for kind in kinds)
     ends = np.cumsum(counts)
     cuts = [0]
@@ -157,24 +163,32 @@ class Adapter:
 
 # --- in the driver ----------------------------------------------------------------------------------------------------
 def own_columns(
-    workload: Workload, clients: Mapping[str, np.ndarray], client_index: ClientIndex, kinds: Sequence[Kind]
+    workload: Workload, clients: Mapping[str, np.ndarray], client_index: ClientIndex, kinds: Sequence[Kind], seen: int
 ) -> dict[str, float]:
     """The columns of a round's record. clients: `id`, and the arrays (c,) of a phase of OwnModels, one for each model,
-    kind of rows and metric."""
+    kind of rows and metric. client_index: of all clients. seen: the number of those that are trained with, the first
+    ones."""
     record: dict[str, float] = {}
     names = {name.partition("/")[2] for name in clients if "/" in name}
+    members = {"": clients["id"] < seen, "unseen/": clients["id"] >= seen}
     for kind in kinds:
         counts = rows_of(client_index, kind).sizes_of(clients["id"])
-        some = counts > 0
         for name in sorted(name for name in names if name.startswith(f"{kind}_")):
             lower = name.removeprefix(f"{kind}_") in workload.lower
-            server = clients.get(f"server/{name}")
-            for model in MODELS:
-                if (values := clients.get(f"{model}/{name}")) is not None and some.any():
-                    other = None if server is None else server[some]
-                    columns = distribution(values[some], counts[some], lower, other)
-                    record |= {f"eval/{model}/{name}{suffix}": value for suffix, value in columns.items()}
-    return record
+            models = {model: clients[key] for model in ("server", *MODELS) if (key := f"{model}/{name}") in clients}
+            for population, own in members.items():
+                some = own & (counts > 0)
+                shown = models if population else {model: models[model] for model in MODELS if model in models}
+                for model, values in shown.items() if some.any() else ():
+                    server = models["server"][some] if "server" in models and model != "server" else None
+                    columns = distribution(values[some], counts[some], lower, server)
+                    record |= {f"eval/{population}{model}/{name}{suffix}": v for suffix, v in columns.items()}
+    gaps = {}
+    for name, value in record.items():
+        whose = name.removeprefix("eval/unseen/")
+        if whose != name and name.endswith("_weighted") and (mean := record.get(f"eval/{whose}")) is not None:
+            gaps[f"eval/{whose.removesuffix('_weighted')}_gap"] = mean - value
+    return record | gaps
 
 
 def distribution(values: np.ndarray, counts: np.ndarray, lower: bool, server: np.ndarray | None) -> dict[str, float]:

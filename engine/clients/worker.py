@@ -148,6 +148,7 @@ class Worker:
         self.gather_seconds = 0.0  # of the task under way
         self.draws: Recent[tuple[ClientIndex, Stream]] | None = None  # of all runs of this process, if it has several
         self.moved: tuple[int, ClientIndex] | None = None  # the round, and its rows where they drift
+        self.everyone: tuple[ClientIndex, ClientIndex] | None = None  # the index that was asked for last, and its whole
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
         self.prepared: dict[DrawKey, TaskBatches] = {}  # batches of tasks that will probably begin next
 
@@ -277,6 +278,15 @@ class Worker:
         if self.moved is None or self.moved[0] != round:
             self.moved = round, self.data.client_index.at(round)
         return self.moved[1]
+
+    def _everyone_at(self, round: int) -> ClientIndex:
+        """The rows of all clients in this round, also of those that are never trained with."""
+        index = self._index_at(round)
+        if index.unseen is None:
+            return index
+        if self.everyone is None or self.everyone[0] is not index:
+            self.everyone = index, index.everyone
+        return self.everyone[1]
 
     def train_block(self, under_way: TaskUnderWay, block: slice) -> None:
         """The clients of one block, at once or one after another. block: their positions in the task."""
@@ -541,7 +551,7 @@ class Worker:
             models["adapted"] = adapter.tuned(models["own"], batches, block, self.beat)
             gradients = float(batches.drawn.steps.sum())
         found: dict[str, list[float]] = {}
-        indices = {kind: rows_of(self._index_at(task.round), kind) for kind in task.kinds}
+        indices = {kind: rows_of(self._everyone_at(task.round), kind) for kind in task.kinds}
         for name, those in models.items():
             if name == "own" and task.server and not algorithm.own_models:  # they are the server's
                 found |= {f"own{column.removeprefix('server')}": values for column, values in found.items()}
@@ -592,7 +602,7 @@ class Worker:
 
     def _adapting_batches(self, adapter: Adapter, task: OwnModels) -> TaskBatches:
         """The batches on which clients tune their models, drawn alike in all rounds, and otherwise than in training."""
-        index, seed = self._index_at(task.round), self.run_spec.experiment.seed
+        index, seed = self._everyone_at(task.round), self.run_spec.experiment.seed
         own = int(counted.key(seed, "adapt")) & LARGEST_SEED
         drawn = stream(index, task.clients, np.zeros(len(task.clients), dtype=np.int64), adapter.local(index), own)
         return TaskBatches.of(drawn, self.columns, self.x.flat.dtype, self.gather)

@@ -34,6 +34,7 @@ DEFAULTS = {
     "federation.local.accumulate": 1,
     "federation.mean": "auto",
     "federation.without": [],
+    "federation.unseen": None,
     "federation.pace.name": "rounds",
     "federation.pace.select": 1.0,
     "federation.pace.stragglers": "wait",
@@ -116,6 +117,7 @@ ACCOUNT = "epsilon is accounted for the same sampling and noise in all rounds"
 REFUSED = {
     "seed": POPULATION,
     "federation.clients": POPULATION,
+    "federation.unseen": POPULATION,
     "evaluate.held_out": POPULATION,
     "evaluate.validation": POPULATION,
     "engine.dtype": STATES,

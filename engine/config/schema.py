@@ -289,6 +289,30 @@ class Federation(Section):
     without: tuple[int, ...] = ()
     """The numbers of clients that are drawn but not used: a cohort is trained, and its mean is taken, without them, and
     everybody else's draws stay as they are (default: none). See docs/howto/forks.md."""
+    unseen: float | tuple[int, ...] | None = None
+    """Further clients that are never trained with, to see what a newcomer gets: a number of 1 or more, a fraction of
+    all clients below 1, or a list of the numbers that they have in the partition (default: none). The partition deals
+    the rows to all of them; those that are trained with then have the numbers from 0 to `clients` - 1, and the unseen
+    ones those from `clients` on. What they get is in eval/unseen/…, see docs/howto/personal.md."""
+
+    @field_validator("unseen")
+    @classmethod
+    def _some(cls, value: Any) -> Any:
+        if isinstance(value, tuple):
+            if not value or min(value) < 0 or len(set(value)) < len(value):
+                raise ValueError("a list must have the number of a client at least, and none twice")
+        elif value is not None and not 0 < value < 1 and (value < 1 or value % 1):
+            raise ValueError("must be a whole number of 1 or more, a fraction below 1, or a list of numbers of clients")
+        return value
+
+    @property
+    def everyone(self) -> int:
+        """The number of all clients, also of those that are never trained with."""
+        if isinstance(self.unseen, tuple):
+            return self.clients + len(self.unseen)
+        if self.unseen is None or self.unseen >= 1:
+            return self.clients + int(self.unseen or 0)
+        return self.clients + max(1, round(self.clients * self.unseen / (1 - self.unseen)))
 
     @model_validator(mode="before")
     @classmethod
@@ -308,6 +332,15 @@ class Federation(Section):
             lambda f: len(set(f.without)) < len(f.without),
         ),
         Conflict(*("without", "clients", "a client must be left", "drop one"), lambda f: len(f.without) == f.clients),
+        Conflict(
+            *(
+                "unseen",
+                "clients",
+                "the partition has the clients from 0 to clients + their number - 1",
+                "drop the others",
+            ),
+            lambda f: isinstance(f.unseen, tuple) and max(f.unseen) >= f.everyone,
+        ),
         Conflict(
             *("sampler.separation", "clients", "cohort * separation <= clients must hold"),
             "lower it, or federation.cohort",
@@ -655,8 +688,8 @@ class ClientModels(Section):
     """How clients' own models are evaluated, each on the rows of its client."""
 
     own: bool | Literal["auto"] = "auto"
-    """Whether they are. `auto` (default): where the method gives clients models of their own, or adapts them; `true`:
-    also where every client has the server's model, for comparison."""
+    """Whether they are. `auto` (default): where the method gives clients models of their own, or adapts them, or where
+    clients are unseen; `true`: also where every client has the server's model, for comparison."""
     adapt: AdaptKinds = "auto"
     """What clients do before they are evaluated once more, as in {epochs: 5}, see `Adapt`; `auto` (default) is what the
     method says, `none` is nothing."""
@@ -995,6 +1028,11 @@ class Experiment(Section):
     """Where the records of the run are written in addition to its folder."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            *("federation.unseen", "evaluate.clients.own", "unseen clients are there to be evaluated"),
+            "leave one of them out",
+            lambda e: e.federation.unseen is not None and e.evaluate.clients and e.evaluate.clients.own is False,
+        ),
         Conflict(
             *("federation.pace.name", "systems", "an asynchronous run needs a virtual clock", "add systems: {}"),
             lambda e: e.is_asynchronous and e.systems is None,

@@ -2,6 +2,7 @@
 evaluation has looked at, sorted by client. `pandas.read_parquet` reads it.
 
 client                              the client's number
+population                          with federation.unseen: `seen`, or `unseen` for clients that are never trained with
 visits                              how often it has taken part
 rows_training                       how many rows it trains on, also rows_test and rows_validation if the run has such
 server_test_…                       the metric of the server's model on these rows of the client, empty without any;
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +28,19 @@ def write_client_models(
     directory: str, clients: Mapping[str, np.ndarray], visits: np.ndarray, sizes: Mapping[str, np.ndarray]
 ) -> None:
     """Replace the file. clients: `id` and columns such as own/test_accuracy, (c,) each, NaN for clients without such
-    rows. visits: (N,). sizes: the rows (N,) of each kind."""
+    rows. visits: (N,), of the clients that are trained with. sizes: the rows of each kind, of these N clients and
+    of the others, whose numbers are behind theirs."""
     from pyarrow import Table, parquet
 
     from .parquet import nullable
 
-    ids, path = clients["id"], Path(directory) / FILE
-    columns = {"client": ids, "visits": visits[ids], **{f"rows_{kind}": rows[ids] for kind, rows in sizes.items()}}
+    ids, path, seen = clients["id"], Path(directory) / FILE, len(visits)
+    everyone = len(sizes["training"])
+    columns: dict[str, Any] = {"client": ids}
+    if everyone > seen:
+        columns["population"] = np.where(ids < seen, "seen", "unseen")
+    columns["visits"] = np.concatenate([visits, np.zeros(everyone - seen, dtype=visits.dtype)])[ids]
+    columns |= {f"rows_{kind}": rows[ids] for kind, rows in sizes.items()}
     for name in sorted(name for name in clients if "/" in name):
         kind = name.partition("/")[2].partition("_")[0]
         columns[name.replace("/", "_")] = nullable(clients[name], sizes[kind][ids] > 0)

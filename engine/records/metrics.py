@@ -19,7 +19,9 @@ def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
     eval/clients/loss_worst. lower: as the workload has it."""
     if metric.endswith(("_better", "_worse", "_std")):  # shares of clients, and the deviation over them
         return "max" if metric.endswith("_better") else "min"
-    name = re.sub(r"^eval/(clients|own|adapted)/", "eval/", metric)
+    if metric.endswith("_gap"):  # that of seen clients minus that of unseen ones
+        return "min" if better(metric.removesuffix("_gap"), lower) == "max" else "max"
+    name = re.sub(r"^eval/(unseen/)?(clients|server|own|adapted)/", "eval/", metric)
     name = re.sub(r"_(worst|weighted|decile|q\d\d)$", "", name)
     name = re.sub(r"^eval/(test|validation|training)_", "eval/", name)
     return "min" if name.endswith("loss") or name in {f"eval/{each}" for each in lower} else "max"
@@ -28,7 +30,9 @@ def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
 def is_in_short(metric: str) -> bool:
     """Whether a metric is among those that one line has room for: not one of the many that say how the metrics of
     clients' own models are distributed, besides the mean and that of the worst."""
-    detail = re.search(r"_(weighted|std|decile|q\d\d|better|equal|worse)$", metric)
+    if metric.startswith("eval/unseen/"):
+        return not re.search(r"^eval/unseen/server/|_(worst|weighted|std|decile|q\d\d|better|equal|worse)$", metric)
+    detail = re.search(r"_(weighted|std|decile|q\d\d|better|equal|worse|gap)$", metric)
     return not (metric.startswith(("eval/own/", "eval/adapted/")) and detail)
 
 

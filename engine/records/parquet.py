@@ -17,7 +17,11 @@ eval/own/…_q05, …_q10               quantiles over the clients, also …_q25
 eval/own/…_better                   the share of the clients whose own model is better than the server's, also …_equal,
                                     …_worse; where the server's model is trained as a whole
 eval/own/never                      the clients among them that have never taken part
+eval/own/…_gap                      with federation.unseen: the participation gap, the weighted mean over the clients
+                                    that are trained with minus that over the unseen ones
 eval/adapted/…                      the same of their models after the adaptation of evaluate.clients.adapt
+eval/unseen/…                       with federation.unseen: the same over the unseen clients, own/…, adapted/…, and
+                                    server/… of the server's model where it is trained as a whole
 eval/gradients                      the gradients of this adaptation, which client/gradients does not count
 client/personal_norm2               with personal tensors: the mean of the squared norm of their change in a visit
 client/count, dropped               clients that took part; clients left out (failures, federation.without, Byzantine

@@ -25,15 +25,19 @@ def partition_digest(client_index: ClientIndex) -> str:
     if drift is not None:
         arrays = (*client_index.whole[:2], np.array([drift.window, drift.move]).view(np.int64))
         pieces += [np.ascontiguousarray(array, dtype="<i8").data for array in arrays]
+    if client_index.unseen is not None:
+        pieces.append(memoryview(partition_digest(client_index.unseen).encode()))
     return sha256(pieces)
 
 
 def write_partition(client_index: ClientIndex, folder: Path, label: np.ndarray | None = None) -> None:
     """Write partition.json (clients, rows, sha256) and, unless it would be too large, partition.arrow and, into
     partition.json, how different the clients are. Of rows that drift, both have all that a client trains on in some
-    round. label: (n,), of all training rows, if they have labels."""
+    round. Clients that are never trained with are the last ones in the table, and their number is in the other file.
+    label: (n,), of all training rows, if they have labels."""
     folder.mkdir(parents=True, exist_ok=True)
-    drift, digest, client_index = client_index.drift, partition_digest(client_index), client_index.whole
+    drift, digest, unseen = client_index.drift, partition_digest(client_index), client_index.unseen
+    client_index = client_index.whole
     about: dict[str, Any] = {
         "clients": len(client_index.sizes),
         "rows": len(client_index.rows),
@@ -41,6 +45,8 @@ def write_partition(client_index: ClientIndex, folder: Path, label: np.ndarray |
     }
     if drift is not None:
         about["drift"] = {"window": drift.window, "move": drift.move}
+    if unseen is not None:
+        about["unseen"] = len(unseen.sizes)
     if client_index.held is not None:
         about["held_out"] = len(client_index.held.rows)
     if client_index.validation is not None:
@@ -51,6 +57,8 @@ def write_partition(client_index: ClientIndex, folder: Path, label: np.ndarray |
     (folder / "partition.json").write_text(json.dumps(about, indent=2) + "\n")
     if not few or client_index.rows.max(initial=0) >= 2**31:
         return
+    if unseen is not None:
+        client_index = client_index.and_then(unseen.whole)
     lists = pa.ListArray.from_arrays(int32_array(client_index.offsets), int32_array(client_index.rows))
     table = pa.table({"rows": lists})
     options = pa.ipc.IpcWriteOptions(compression="zstd")

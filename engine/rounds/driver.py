@@ -497,26 +497,28 @@ class Driver:
     def _evaluate_own_models(self, x: Tree, server: Server, update: Update, totals: RoundTotals) -> Phases[Record]:
         """The columns of an evaluation of clients' own models, beside the model x that the server has after an update.
         What is known of each client is kept for `_write_client_models`."""
-        spec, index = self.run_spec, self.client_index
+        spec = self.run_spec
         if not spec.evaluates_own_models:
             return {}
+        index, seen = self.client_index.everyone, self.federation.clients
+        unseen = len(index.sizes) - seen
         number, evaluate, rows = self.round + 1, spec.experiment.evaluate, self.training.row_after(update, totals)
+        rows = np.concatenate([rows, np.full(unseen, -1)])  # they never have a state
         sample = 0.0 if number == self.last_round else spec.client_models.sample
-        clients = evaluated_clients(self.federation.clients, sample, spec.experiment.seed)
+        clients = evaluated_clients(seen, sample, spec.experiment.seed, unseen)
         kinds, whole = kinds_of(index, evaluate.fairness), spec.trains_the_servers_model
         tasks = own_models_tasks(index, clients, rows, kinds, whole, number, evaluate.batch)
         found = yield from self._totals("evaluate", tasks, (x.flat, self.method.broadcast(server)))
         self.client_models = found.clients
-        record = own_columns(spec.workload, found.clients, index, kinds)
-        record["eval/own/never"] = float((rows[clients] < 0).sum())
+        record = own_columns(spec.workload, found.clients, index, kinds, seen)
+        record["eval/own/never"] = float((rows[clients[clients < seen]] < 0).sum())
         return {**record, "eval/gradients": found.facts["gradients"]} if found.facts["gradients"] else record
 
     def _write_client_models(self) -> None:
         """Write the numbers of each client that the last evaluation has found, if the run has a folder."""
         if self.client_models is not None and self.run_spec.directory is not None:
-            sizes = {
-                kind: rows_of(self.client_index, kind).sizes for kind in kinds_of(self.client_index, training=True)
-            }
+            index = self.client_index.everyone
+            sizes = {kind: rows_of(index, kind).sizes for kind in kinds_of(index, training=True)}
             write_client_models(self.run_spec.directory, self.client_models, self.visits, sizes)
         self.client_models = None
 

@@ -59,14 +59,18 @@ def _columns(made: Experiment) -> list[str] | None:
 def little(split: Split) -> Split:
     """The split with the first training row of each client, some of the test rows, and some of those that clients hold
     out or have for validation."""
-    whole = split.client_index
-    client_index = first_rows(whole, 1)
-    some = max(1, ROWS // len(whole.sizes))
-    apart = {name: first_rows(index, some) for name in ("held", "validation") if (index := getattr(whole, name))}
-    client_index = client_index._replace(**apart)
+    some = max(1, ROWS // len(split.client_index.sizes))
+    client_index = little_index(split.client_index, some)
     count = len(next(iter(split.test.values())))
     chosen = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(np.int64))
     return split._replace(test={name: column[chosen] for name, column in split.test.items()}, client_index=client_index)
+
+
+def little_index(whole: ClientIndex, some: int) -> ClientIndex:
+    """The index with the first training row of each client, and some of its other rows."""
+    apart = {name: first_rows(index, some) for name in ("held", "validation") if (index := getattr(whole, name))}
+    unseen = None if whole.unseen is None else little_index(whole.unseen, some)
+    return first_rows(whole, 1)._replace(**apart, unseen=unseen)
 
 
 def first_rows(index: ClientIndex, most: int) -> ClientIndex:

@@ -70,7 +70,8 @@ def data_key(run_spec: RunSpec) -> str | None:
     if not isinstance(experiment.workload, str | dict) or not isinstance(experiment.attack, str | dict | None):
         return None
     evaluate, plugins = experiment.evaluate.model_dump(mode="json"), [plugin.module for plugin in run_spec.plugins]
-    where = [experiment.seed, experiment.federation.clients, experiment.engine.dtype]
+    federation = experiment.federation
+    where = [experiment.seed, federation.clients, federation.unseen, experiment.engine.dtype]
     return json.dumps([experiment.workload, experiment.attack, evaluate, plugins, where], sort_keys=True, default=repr)
 
 

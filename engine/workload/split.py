@@ -11,7 +11,7 @@ import numpy as np
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex, check_index
 from ...workloads.workload import HELD_OUT, VALIDATION, Split, Workload
-from ..config.schema import Experiment
+from ..config.schema import Experiment, Federation
 from ..errors import ConfigError
 from ..user_code import plugin_errors
 
@@ -19,7 +19,7 @@ from ..user_code import plugin_errors
 def split_of(workload: Workload, experiment: Experiment, largest: float) -> Split:
     """The data and the rows of every client, without those that clients hold out. largest: the largest number of the
     type of the run. Raises ConfigError for data that the run cannot use."""
-    clients = experiment.federation.clients
+    clients = experiment.federation.everyone
     with plugin_errors("workload"):
         split = workload.split(experiment.seed, clients)
     if not isinstance(split, Split):
@@ -35,9 +35,9 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
     check_marks(split, evaluate.held_out)
     split = hold_out(split, evaluate.held_out, experiment.seed)
     split = set_aside(split, evaluate.validation, experiment.seed)
-    split = split._replace(client_index=split.client_index.in_windows())
     with plugin_errors("workload", settings=experiment.workload):
         split = workload.prepared(split)
+    split = split._replace(client_index=divided(split.client_index, experiment))
     by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
     by_client = by_client or ("validation" if split.client_index.validation is not None else "")
     if by_client and (absent := set(split.test) - set(split.train)):
@@ -46,6 +46,29 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
             f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
         )
     return split
+
+
+def seen_and_unseen(federation: Federation, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(the N clients that are trained with, those that are not), ascending, by their numbers in the partition."""
+    unseen = federation.unseen
+    if unseen is None:
+        apart = np.zeros(0, dtype=np.int64)
+    elif isinstance(unseen, tuple):
+        apart = np.sort(np.array(unseen, dtype=np.int64))
+    else:
+        order = counted.numpy_generator(seed, "unseen").permutation(federation.everyone)
+        apart = np.sort(order[: federation.everyone - federation.clients]).astype(np.int64)
+    return np.delete(np.arange(federation.everyone), apart), apart
+
+
+def divided(client_index: ClientIndex, experiment: Experiment) -> ClientIndex:
+    """The index of the clients that are trained with, in the windows of round 1; `unseen` has the others."""
+    federation = experiment.federation
+    if federation.unseen is None:
+        return client_index.in_windows()
+    parts = seen_and_unseen(federation, experiment.seed)
+    seen, unseen = (client_index.of_clients(clients).in_windows() for clients in parts)
+    return seen._replace(unseen=unseen)
 
 
 def hold_out(split: Split, fraction: float, seed: int) -> Split:
@@ -179,12 +202,14 @@ def select_rows(rows: np.ndarray, owner: np.ndarray, chosen: np.ndarray, clients
 def unused_rows(split: Split) -> str:
     """A sentence on training rows that belong to no client, "" if all rows are used."""
     client_index, rows = split.client_index, len(next(iter(split.train.values())))
-    apart = [index for index in (client_index.held, client_index.validation) if index is not None]
-    used = len(client_index.whole.rows) + sum(len(index.rows) for index in apart)
+    parts = [part for part in (client_index, client_index.unseen) if part is not None]
+    apart = [index for part in parts for index in (part.held, part.validation) if index is not None]
+    used = sum(len(part.whole.rows) for part in parts) + sum(len(index.rows) for index in apart)
     if used >= rows:
         return ""
+    clients = sum(len(part.sizes) for part in parts)
     return (
         f"{rows - used:,} of {rows:,} training rows belong to no client: the partition deals {used:,} to "
-        f"{len(client_index.sizes):,} clients; raise federation.clients, or set partition.rest=merge where it "
+        f"{clients:,} clients; raise federation.clients, or set partition.rest=merge where it "
         "is natural"
     )
