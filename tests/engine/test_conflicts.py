@@ -162,6 +162,8 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("privacy.scales", "shares", ["privacy={clip: 1.0, noise: 0, scales: {delta: 1}, shares: {delta: 1}}"]),
     ("privacy.clip", "shares", ["privacy={clip: {name: quantile}, noise: 0, shares: {delta: 1}}"]),
     ("privacy.as_if.cohort", "clients", [private("as_if: {clients: 2, cohort: 5}")]),
+    ("federation.unseen", "clients", ["federation.clients=9", "federation.cohort=3", "federation.unseen=[2, 30]"]),
+    ("federation.unseen", "evaluate.clients.own", ["federation.unseen=2", "evaluate.clients.own=false"]),
     ("evaluate.clients.adapt", "own", ["evaluate.clients={own: false, adapt: {epochs: 1}}"]),
     ("evaluate.clients.adapt.steps", "epochs", ["evaluate.clients={adapt: {steps: 1, epochs: 1}}"]),
     ("personal.rule", "method", ["personal={tensors: head}", OVER_STEPS]),
