@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..contract import Algorithm, Client, Constant, Local, Message, Oracle, Public, Round, Server
-from ..local import Rule
+from ..contract import Algorithm, Client, Constant, Local, LocalSteps, Message, Oracle, Public, Round, Server
+from ..local import Rule, defines_both
 from ..tree import Tree
 from .checks import nonnegative
 
@@ -55,6 +55,14 @@ class OwnModel(Algorithm):
         if self.prox:
             v = v.add(local.y - client.y, self.prox)
         return LocalState(*self.rule.step(local.y, v, local.rule))
+
+    def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
+        """All steps in one call, where they are plain descent and the engine has a kernel for it; else one by one."""
+        plain = not self.prox and defines_both(type(self.rule), "step", "plain_lr")
+        lr = self.rule.plain_lr() if plain and defines_both(type(self), "client_step", "client_steps") else None
+        if lr is not None and (found := steps.descend(local.y, lr, (), ())):
+            return local._replace(y=found[0])
+        return super().client_steps(public, client, local, steps)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         moved = (local.y - client.y).norm2()

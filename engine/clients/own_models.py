@@ -6,14 +6,13 @@ depend on the workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Adaptation, Algorithm
 from ...algorithms.parts.own_model import OwnModel
@@ -22,6 +21,7 @@ from ...workloads import counted
 from ...workloads.client_index import ClientIndex
 from ...workloads.workload import Params, Workload
 from ..config.schema import Local
+from ..kernels.vectorised import vectorised
 from ..method_form.personal import Division, Personal
 from .batches import BlockForm, ClientBatches, TaskBatches
 from .evaluation import WORST, reports
@@ -103,14 +103,106 @@ def own_models_tasks(
 
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
-def report_means(workload: Workload, p: Params, rows: Iterator[Mapping[str, Tensor]]) -> dict[str, float]:
-    """The means of the report's columns over a client's rows, which come in batches."""
-    columns: dict[str, list[np.ndarray]] = {}
-    for batch in rows:
-        for name, column in reports(workload, [p], batch)[0].items():
-            if name not in workload.whole:
-                columns.setdefault(name, []).append(column.double().cpu().numpy())
-    return {name: float(np.concatenate(parts).mean()) for name, parts in columns.items()}
+class ClientRows(NamedTuple):
+    """Rows of one kind of c clients, those of a client one after another. columns: (n, …). ends: (c + 1,) where the
+    rows of each client begin, and n."""
+
+    columns: dict[str, Tensor]
+    ends: np.ndarray
+
+    @staticmethod
+    def of(columns: Mapping[str, Tensor], index: ClientIndex, clients: np.ndarray, device: torch.device) -> ClientRows:
+        """columns: of all rows. index: of these rows of all clients. clients: (c,)."""
+        some = index.of_clients(clients)
+        rows = torch.from_numpy(some.rows)
+        return ClientRows({name: column[rows].to(device) for name, column in columns.items()}, some.offsets)
+
+    def means(self, values: np.ndarray) -> np.ndarray:
+        """(c,) the means of values (n,) over the rows of each client, NaN for a client without any."""
+        return np.array([values[begin:end].mean() if end > begin else np.nan for begin, end in pairwise(self.ends)])
+
+
+class ClientReports:
+    """The workload's report of clients' models on their own rows, as means over the rows of each client.
+
+    Models of several clients run at once where a block has several clients: their rows are padded to equal numbers, and
+    padding is left out of the means. A report for which that is impossible runs for one client after another.
+    """
+
+    def __init__(self, workload: Workload, frozen: Params, size: int, block: int, beat: Callable[[], None]) -> None:
+        """frozen: the tensors that no model has. size: rows of a batch. block: clients at once. beat: called before
+        each batch, as a sign of life."""
+        self.workload, self.frozen, self.size, self.block, self.beat = workload, frozen, size, block, beat
+        self.at_once = True  # False once the report has failed under vmap
+
+    def of_one_model(self, model: Tree, rows: ClientRows) -> dict[str, np.ndarray]:
+        """The means (c,) of each column of the report, of one model for all clients."""
+        return {name: rows.means(values) for name, values in self._values(model, rows.columns).items()}
+
+    def of_own_models(self, models: Sequence[Tree], rows: ClientRows) -> dict[str, np.ndarray]:
+        """The means (c,) of each column of the report, of a model for each client."""
+        parts: dict[str, list[np.ndarray]] = {}
+        for begin in range(0, len(models), self.block):
+            some = slice(begin, min(begin + self.block, len(models)))
+            for values in self._of_block(models[some], rows, some):
+                for name, column in values.items():
+                    parts.setdefault(name, []).append(column)
+        return {name: rows.means(np.concatenate(columns)) for name, columns in parts.items()}
+
+    def _of_block(self, models: Sequence[Tree], rows: ClientRows, some: slice) -> list[dict[str, np.ndarray]]:
+        """For each of some clients that has rows, the columns of the report on them. some: positions of the clients."""
+        begins, counts = rows.ends[some], np.diff(rows.ends[some.start : some.stop + 1])
+        widest = int(counts.max())
+        fits = widest <= self.size and widest * len(models) <= ROWS_OF_A_TASK * self.size
+        if len(models) > 1 and widest and fits and self.at_once:
+            self.beat()
+            try:
+                return self._together(models, rows, begins, counts)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception:  # of whatever kind a report raises under vmap; its own errors come again, one by one
+                self.at_once = False
+        of_clients = zip(models, begins, counts, strict=True)
+        return [
+            self._values(model, {name: column[begin : begin + count] for name, column in rows.columns.items()})
+            for model, begin, count in of_clients
+            if count
+        ]
+
+    def _together(
+        self, models: Sequence[Tree], rows: ClientRows, begins: np.ndarray, counts: np.ndarray
+    ) -> list[dict[str, np.ndarray]]:
+        """`_of_block` by vmap. begins, counts: (b,) of the clients' rows."""
+        layout, last = models[0].layout, int(rows.ends[-1]) - 1
+        places = begins[:, None] + np.minimum(np.arange(counts.max()), np.maximum(counts - 1, 0)[:, None])
+        padded = torch.from_numpy(np.minimum(places, last))
+
+        def report(flat: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            return self._report(Tree(flat, layout), batch)
+
+        batches = {name: column[padded] for name, column in rows.columns.items()}
+        found = vectorised(report)(torch.stack([model.flat for model in models]), batches)
+        columns = {name: column.double().cpu().numpy() for name, column in found.items()}
+        return [
+            {name: column[client, :count] for name, column in columns.items()}
+            for client, count in enumerate(counts)
+            if count
+        ]
+
+    def _values(self, model: Tree, columns: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """The columns of the report, (n,) float64, of a model on rows. columns: (n, …)."""
+        parts: dict[str, list[np.ndarray]] = {}
+        for begin in range(0, len(next(iter(columns.values()))), self.size):
+            self.beat()
+            batch = {name: column[begin : begin + self.size] for name, column in columns.items()}
+            for name, column in self._report(model, batch).items():
+                parts.setdefault(name, []).append(column.double().cpu().numpy())
+        return {name: np.concatenate(each) for name, each in parts.items()}
+
+    def _report(self, model: Tree, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The columns of the report that are means."""
+        (found,) = reports(self.workload, [{**self.frozen, **dict(model.items())}], batch)
+        return {name: column for name, column in found.items() if name not in self.workload.whole}
 
 
 class Adapter:
@@ -142,22 +234,25 @@ class Adapter:
     def tuned(self, models: Sequence[Tree], batches: TaskBatches, block: int, beat: Any) -> list[Tree]:
         """The models after their steps, `block` of them at once. batches: of these clients."""
         steps, found, models = batches.drawn.steps, list[Tree](), [self.whole(z) for z in models]
-        begun = [self.method.server_init(z).public for z in models]
-        states = [self.method.client_init(public) for public in begun]
+        method, layout = self.method, models[0].layout
+
+        def begun(flat: Tensor) -> Any:
+            """The state of a client that begins with this model."""
+            return method.client_init(method.server_init(Tree(flat, layout)).public)
+
         for begin in range(0, len(models), block):
             some = slice(begin, min(begin + block, len(models)))
-            public = begun[begin]
+            x, public = models[begin], method.server_init(models[begin]).public
             if some.stop - some.start == 1:
                 local = ClientBatches(batches, begin, beat)
-                kept = self.trainer.train_client(public, states[begin], int(steps[begin]), local).client
-                found.append(self.method.client_model(models[begin], public, kept))
+                kept = self.trainer.train_client(public, begun(x.flat), int(steps[begin]), local).client
+                found.append(method.client_model(x, public, kept))
                 continue
-            stacked = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states[some])
+            states = vectorised(begun)(torch.stack([z.flat for z in models[some]]))
             own = batches.of_block(BlockForm.of(batches.drawn, some))
-            kept = self.trainer.train_block(public, stacked, steps[some], lambda k, o=own, s=some: o.at((s, k))).client
-            for place in range(some.stop - some.start):
-                state = pytree.tree_map(lambda leaf, place=place: leaf[place], kept)
-                found.append(self.method.client_model(models[begin + place], public, state))
+            kept = self.trainer.train_block(public, states, steps[some], lambda k, o=own, s=some: o.at((s, k))).client
+            flats = vectorised(lambda state, x=x, public=public: method.client_model(x, public, state).flat)(kept)
+            found += [Tree(flat, layout) for flat in flats.unbind()]
         return found
 
 

@@ -51,7 +51,7 @@ from .evaluation import (
 )
 from .local_training import LocalResult, LocalTrainer, OwnViews
 from .modules import evaluating
-from .own_models import Adapter, OwnModels, report_means, rows_of
+from .own_models import Adapter, ClientReports, ClientRows, OwnModels, rows_of
 
 LARGEST_SEED = 2**63 - 1
 WriteStates = Callable[[RowFiles | ResidentRows], np.ndarray]
@@ -141,6 +141,8 @@ class Worker:
         self.with_rms = run_spec.sampler.needs_rms
         self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
         self.most_trainers = run_spec.experiment.federation.pace.versions
+        block = run_spec.block(self.x.flat.numel()) if self.vectorise else 1
+        self.reports = ClientReports(run_spec.workload, self.frozen, run_spec.experiment.evaluate.batch, block, beat)
         self.adapters: dict[int, Adapter | None] = {}  # by the round that they were made for
         self.recorder = self.kernels.recorder()
         self.public: dict[int, PublicState] = {}  # by the place in the broadcast
@@ -363,7 +365,9 @@ class Worker:
         """(what a client makes of the broadcast, the rows times models of which it has found the losses). client: what
         it keeps; index: the rows that clients train on."""
         models = algorithm.looks(public, client)
-        losses = [self._means_of(model, number, index)["loss"] for model in models]
+        rows = ClientRows.of(self.data.train, index, np.array([number]), self.device)
+        with self.kernels.around_losses(), evaluating():
+            losses = [self.reports.of_one_model(model, rows)["loss"][0] for model in models]
         of_client = torch.tensor(number, device=self.device)
         seen = algorithm.view(public, of_client, torch.tensor(losses, dtype=self.x.flat.dtype, device=self.device))
         return seen, len(models) * int(index.sizes[number])
@@ -542,47 +546,43 @@ class Worker:
         x = Tree(x, self.x.layout)
         public = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
         models: dict[str, list[Tree]] = {"server": [x] * len(task.clients)} if task.server else {}
-        numbers = zip(task.clients.tolist(), task.read.tolist(), strict=True)
-        models["own"] = [self._own_model(algorithm, x, public, number, row) for number, row in numbers]
+        numbers, index = zip(task.clients.tolist(), task.read.tolist(), strict=True), self._everyone_at(task.round)
+        models["own"] = [self._own_model(algorithm, x, public, number, row, index) for number, row in numbers]
         gradients = 0.0
         if (adapter := self._adapter_for(task.round, algorithm)) is not None:
             batches = self._adapting_batches(adapter, task)
             block = self.run_spec.block(x.flat.numel()) if self.vectorise else 1
             models["adapted"] = adapter.tuned(models["own"], batches, block, self.beat)
             gradients = float(batches.drawn.steps.sum())
-        found: dict[str, list[float]] = {}
-        indices = {kind: rows_of(self._everyone_at(task.round), kind) for kind in task.kinds}
-        for name, those in models.items():
-            if name == "own" and task.server and not algorithm.own_models:  # they are the server's
-                found |= {f"own{column.removeprefix('server')}": values for column, values in found.items()}
-                continue
-            for place, client in enumerate(task.clients.tolist()):
-                for kind, index in indices.items():
-                    for metric, value in self._means_of(those[place], client, index).items():
-                        found.setdefault(f"{name}/{kind}_{metric}", [np.nan] * len(task.clients))[place] = value
-        columns = {name: np.array(values) for name, values in found.items()}
+        columns: dict[str, np.ndarray] = {}
+        with self.kernels.around_losses(), evaluating():
+            for kind in task.kinds:
+                rows = ClientRows.of(self.data.train, rows_of(index, kind), task.clients, self.device)
+                for name, found in self._reports_of(models, rows).items():
+                    columns |= {f"{name}/{kind}_{metric}": values for metric, values in found.items()}
         return TaskResult(task.index, [], {"gradients": gradients}, {"id": task.clients, **columns})
 
-    def _own_model(self, algorithm: Algorithm, x: Tree, public: Any, number: int, row: int) -> Tree:
-        """The model that a client is evaluated with. row: of its state, -1 before its first visit."""
+    def _reports_of(self, models: dict[str, list[Tree]], rows: ClientRows) -> dict[str, dict[str, np.ndarray]]:
+        """The reports on clients' rows: model -> metric -> (c,). models: those of `_evaluate_own`."""
+        found: dict[str, dict[str, np.ndarray]] = {}
+        if "server" in models:
+            x = models["server"][0]
+            found["server"] = self.reports.of_one_model(x, rows)
+            same = np.array([torch.equal(model.flat, x.flat) for model in models["own"]])
+            own = found["server"] if same.all() else self.reports.of_own_models(models["own"], rows)
+            # Rounding differs between batches of other sizes, and equal models have equal numbers.
+            found["own"] = {metric: np.where(same, found["server"][metric], values) for metric, values in own.items()}
+        for name in models.keys() - found.keys():
+            found[name] = self.reports.of_own_models(models[name], rows)
+        return found
+
+    def _own_model(self, algorithm: Algorithm, x: Tree, public: Any, number: int, row: int, index: ClientIndex) -> Tree:
+        """The model that a client is evaluated with. row: of its state, -1 before its first visit. index: the rows that
+        clients train on, or would train on."""
         client = self._state_of(algorithm, public, row)
         if algorithm.own_view:
-            public, _ = self._seen(algorithm, public, client, number, self.data.client_index)
+            public, _ = self._seen(algorithm, public, client, number, index)
         return algorithm.client_model(x, public, client)
-
-    def _means_of(self, model: Tree, client: int, index: ClientIndex) -> dict[str, float]:
-        """The means of the workload's report on the rows that a client has by this index, {} if it has none."""
-        size = self.run_spec.experiment.evaluate.batch
-        rows = torch.from_numpy(index.rows[index.offsets[client] : index.offsets[client + 1]])
-        p = {**self.frozen, **dict(model.items())}
-        self.beat()
-        batches = (
-            {name: column.index_select(0, some).to(self.device) for name, column in self.data.train.items()}
-            for some in rows.split(size)
-            if len(some)
-        )
-        with self.kernels.around_losses(), evaluating():
-            return report_means(self.run_spec.workload, p, batches)
 
     def _adapter_for(self, round: int, algorithm: Algorithm) -> Adapter | None:
         """What tunes clients' models with the method's settings of a round."""

@@ -12,16 +12,20 @@ import pytest
 import torch
 
 import fedfleet
+from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import Result, resume, run
-from fedfleet.engine.clients.own_models import distribution, evaluated_clients
+from fedfleet.engine.clients.own_models import ClientReports, ClientRows, distribution, evaluated_clients
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.records.metrics import better, is_in_short
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.validation import on_validation
+from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.partitions.standard import Iid
 from tests.algorithms.own import CASES, PROBLEMS
-from tests.engine.setups import execute_together
-from tests.engine.test_personal import HEAD, small
+from tests.engine.setups import Built, execute_together
+from tests.engine.test_personal import HEAD, network, small
 from tests.faults.runs import Watch, interrupt
 
 DIGITS = 1e-10
@@ -238,3 +242,34 @@ def test_a_fork_keeps_what_is_personal(tmp_path: Path):
     sentence = "personal.tensors must stay as it is in a fork: clients keep rows of another form"
     with pytest.raises(ConfigError, match=sentence.replace(".", r"\.")):
         fedfleet.fork(tmp_path / "parent", 2, "personal.tensors=body", tmp_path / "other", progress=False)
+
+
+# --- reports of several clients at once -------------------------------------------------------------------------------
+class Stubborn(Digits):
+    """Its report cannot run under vmap."""
+
+    def report(self, p, batch):
+        if float(batch["input"].sum()) < 0:
+            raise AssertionError("images are not negative")
+        return super().report(p, batch)
+
+
+@pytest.mark.parametrize(("kind", "block"), [(Digits, 3), (Digits, 1), (Stubborn, 3)])
+def test_reports_of_blocks_are_those_of_clients(kind: type[Digits], block: int):
+    """With unequal numbers of rows, and a client without any; a batch has 4 rows."""
+    workload, random = kind(Built(network), Iid()), torch.Generator().manual_seed(0)
+    split = workload.split(0, 20)
+    index = ClientIndex.of([np.arange(4), np.arange(0), np.arange(7, 8), np.arange(9, 15), np.arange(30, 33)])
+    train = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in split.train.items()}
+    x = Tree.of({name: value.double() for name, value in workload.init(0).items()})
+    models = [Tree(x.flat + 0.1 * torch.rand(x.flat.shape, generator=random), x.layout) for _ in range(5)]
+    rows = ClientRows.of(train, index, np.arange(5), torch.device("cpu"))
+    found = ClientReports(workload, {}, 4, block, lambda: None).of_own_models(models, rows)
+    for client, model in enumerate(models):
+        some = index.rows[index.offsets[client] : index.offsets[client + 1]]
+        if not len(some):
+            assert np.isnan(found["loss"][client])
+            continue
+        report = workload.report(dict(model.items()), {name: column[some] for name, column in train.items()})
+        for name, column in report.items():
+            assert found[name][client] == pytest.approx(float(column.double().mean()), rel=1e-12)
