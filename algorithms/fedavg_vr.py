@@ -2,7 +2,8 @@
 
 Cheng, Huang, Wu, Yuan, ICLR 2024, arXiv:2306.16504, where it is called FedAvg-M-VR.
 
-Choose it when the noise of the batches limits FedAvg-M, and two gradients per step can be afforded.
+Choose it when the noise of the batches limits FedAvg-M, and two gradients per step and one more tree down can be
+afforded.
 
     y <- y - lr u,  u = g(y) + (1 - beta) (G - g(x_prev))          K times; both gradients on the same batch
     G <- mean over clients and steps of u,  (x - y_K) / (lr K) per client
