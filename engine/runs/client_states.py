@@ -49,6 +49,11 @@ class ClientStates:
                     f"{folder}: clients have no models of their own, all have the server's, "
                     f"model.safetensors, got {self._method_name}; choose a run whose clients keep parts of a model"
                 )
+            if self._method.own_view:
+                raise ConfigError(
+                    f"{folder}: clients keep no models, and choose one by their rows when they are evaluated, got "
+                    f"{self._method_name}; choose a run whose clients keep parts of a model"
+                )
             self._snapshot = kept_snapshot(folder, experiment, rounds)
             x = self._run_spec.initial_model()
             server = self._method.server_init(x)

@@ -104,3 +104,10 @@ def test_clients_without_models_of_their_own(tmp_path: Path):
         result.client_model(3)
     with pytest.raises(ConfigError, match="the run has no folder"):
         replace(result, directory=None).client_model(3)
+
+
+@pytest.mark.long
+def test_clients_that_choose_among_models(tmp_path: Path):
+    result = run(small(method="ifca"), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"clients keep no models, and choose one by their rows .* got ifca"):
+        result.client_model(3)
