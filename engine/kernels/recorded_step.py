@@ -17,6 +17,7 @@ cannot be recorded, all steps run without recordings.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ def record_cuda_graph(call: Callable[[], None]) -> Replay:
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
+    gc.collect()  # a graph of an earlier recording must not be freed while this one is recorded
     with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         call()
     return graph.replay
