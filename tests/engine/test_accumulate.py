@@ -37,6 +37,19 @@ def test_batches_of_a_step_are_one_batch(block, local):
         assert one["client/gradients"] == other["client/gradients"]
 
 
+def test_data_parallel_workers_are_one_worker_with_all_rows():
+    """H = 1: 30 workers that send the gradients of all their rows, weighted by how many these are, do what one worker
+    does that takes all rows in three parts. An eps of 1e-3 keeps AdamW from amplifying what was rounded."""
+    rule = {"name": "adamw", "lr": 0.01, "eps": 1e-3}
+    method = {"name": "data_parallel", "rule": {"name": "clip", "radius": 1.0, "rule": rule}}
+    many = digits(method, {"steps": 1, "batch": 2000}, dtype="float64")
+    plan = many.federation.model_copy(update={"cohort": 30, "weights": "examples"})
+    one = digits(method, {"steps": 1, "batch": 500, "accumulate": 3}, dtype="float64")
+    alone = one.federation.model_copy(update={"clients": 1, "cohort": 1})
+    models = [run(made.model_copy(update={"federation": f})).model for made, f in ((many, plan), (one, alone))]
+    assert apart(*models) < TOLERANCE["float64"]
+
+
 @pytest.mark.long
 def test_the_losses_that_samplers_follow_are_those_of_all_parts():
     """Oort draws clients by the root mean square of the losses of their examples."""
