@@ -252,8 +252,9 @@ class Registry:
         if tables and (isinstance(value, Mapping) or (isinstance(value, str) and value in self.tables[tables[0]])):
             return self.build(tables[0], value, path)
         simple = tuple(option for option in options if not hasattr(option, "table") and option not in records)
-        if not simple:
-            if isinstance(value, str):
+        left_out = value is None and type(None) in simple
+        if tables and not left_out and not {*simple} - {type(None)}:
+            if isinstance(value, str):  # the name of no part
                 return self.build(tables[0], value, path)
             raise ConfigError(f"{path} must be a name or {{name: …, arguments}}, got {value!r}")
         return check(typing.Union[simple], value, path)  # noqa: UP007 built from a tuple

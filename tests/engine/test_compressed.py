@@ -71,6 +71,11 @@ STAY = {"name": "factors", "ratio": 0.9, "nearest": True}
         ({"name": "fedbat", "phi": 2.0}, "0 <= phi <= 1 must hold, got phi=2.0"),
         ({"name": "ef21_p", "memory": "sum"}, "memory must be"),
         ({"name": "diloco", "compression": {"name": "coded", "codec": "sgn"}}, "codec.*did you mean sign"),
+        (
+            {"name": "diloco", "compression": {"name": "coded", "codec": "sign", "down": "sgn"}},
+            "down.name: no codec is called sgn; did you mean sign",
+        ),
+        ({"name": "diloco", "compression": 3}, "compression must be a name or {name: …, arguments}, got 3"),
         ({"name": "diloco", "compression": "coded"}, "codec is missing: coded needs it"),
         (
             {"name": "eager_diloco", "compression": {"name": "coded", "codec": "sign", "down": "sign"}},
