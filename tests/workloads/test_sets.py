@@ -158,8 +158,9 @@ def small(name: str) -> dict[str, Any]:
     return {"name": name, **{k: v for k, v in usual.items() if k in parameters}, **SMALL.get(name, {})}
 
 
-OWN_ROWS = [name for name in WORKLOADS if name != "table"]
-"""The workloads that have rows by themselves or stand-ins; those of a user's table are in test_forms.py."""
+OWN_ROWS = [name for name in WORKLOADS if name not in ("table", "characters")]
+"""The workloads that have rows by themselves or stand-ins. Those of a user's table are in test_forms.py, and those of a
+user's text in test_language.py."""
 
 
 @pytest.mark.parametrize("name", OWN_ROWS)
