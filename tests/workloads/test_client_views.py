@@ -157,7 +157,7 @@ def test_min_max_problems_are_solved_over_other_rows(problem):
         (lambda: FeatureSkew(Digits(), gain=1.1), "gain=1.1"),
         (lambda: FeatureSkew(Digits(), rotate=(float("nan"),)), "rotate must hold finite angles"),
         (lambda: FeatureSkew(Digits(), test="all"), "test='all'"),
-        (lambda: FeatureSkew(Quadratic()).check(), r"feature_skew needs images, .* got inputs of the shape \(\)"),
+        (lambda: FeatureSkew(Quadratic()).check(), r"feature_skew needs images, .* got inputs of the shape \(10,\)"),
     ],
 )
 def test_bad_settings(build, words):
