@@ -12,7 +12,11 @@ from typing import Any
 RESULTS = Path(__file__).parents[2] / "benchmarks/fashion_table.json"
 SHORT, LONG = 25, 300
 DOCS = Path(__file__).parents[2] / "docs"
-CHARTS = {"Methods of the study": "key-1.svg", "Learning curves of the methods of the study": "curves-1.svg"}
+CHARTS = {
+    "Methods of the study": ("key-curves.svg", "key-1.svg"),
+    "Learning curves of the methods of the study": ("curves-1.svg",),
+}
+"""What a chart shows -> its names in reports, of which earlier ones had others."""
 STUDIES = {
     ("results/fedmud.md", "results/fedmud-fmnist/charts"): {
         "fedmud": "FedMUD",
@@ -106,7 +110,8 @@ def of_a_study(label: str, page: str, charts: str) -> str:
     row = next(number for number, line in enumerate(lines) if line.startswith(f"| {label} |"))
     head = next(number for number in range(row, 0, -1) if lines[number].startswith("| ---"))
     table = "\n".join([lines[head - 1], lines[head], lines[row]])
-    drawn = "\n".join(f"![{what}](../../{charts}/{file}){{ .chart }}" for what, file in CHARTS.items())
+    files = {what: next(name for name in names if (DOCS / charts / name).is_file()) for what, names in CHARTS.items()}
+    drawn = "\n".join(f"![{what}](../../{charts}/{file}){{ .chart }}" for what, file in files.items())
     return f"## Measured\n\n[This study](../../{page}) has the setting and the other methods.\n\n{table}\n\n{drawn}\n"
 
 
