@@ -137,10 +137,13 @@ def multiplications(workload: Workload) -> float:
         return math.inf
     found: list[int] = []
     hooks = [layer.register_forward_hook(lambda layer, _, out: found.append(used(layer, out))) for layer in layers]
-    training, device = network.training, next((value.device for value in network.parameters()), "cpu")
+    training, tensors = network.training, {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    # A forward pass on "meta" has torch import its compiler, which takes a second.
+    device = "cpu" if sum(value.numel() for value in tensors.values()) <= SMALL else "meta"
+    numbers = {name: torch.zeros(value.shape, dtype=value.dtype, device=device) for name, value in tensors.items()}
     try:
         with torch.no_grad():
-            network.eval()(torch.zeros(1, *shape, device=device))
+            torch.func.functional_call(network.eval(), numbers, (torch.zeros(1, *shape, device=device),))
     except Exception:  # whatever a user's module raises; the run tells it
         return math.inf
     finally:
@@ -150,13 +153,16 @@ def multiplications(workload: Workload) -> float:
     return sum(found)
 
 
+SMALL = 1 << 24
+"""The most numbers of a network that gets some to count its multiplications."""
 COUNTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers each of whose outputs is the product of an input and the weights of one channel."""
 
 
 def used(layer: nn.Module, output: Tensor) -> int:
     """The multiplications of one of the COUNTED layers for this output."""
-    return output.numel() * layer.get_parameter("weight")[0].numel()
+    weight: Any = layer.weight
+    return output.numel() * weight[0].numel()
 
 
 @contextmanager
