@@ -332,13 +332,14 @@ def test_a_client_alone_has_the_same_bits(
 LOADED = """
 import sys, fedfleet
 from fedfleet.tune.files import load
-run = ("federation.rounds=2", "engine.backend=local", "engine.block=1", "engine.kernels=torch", "tracking.uri=none")
+run = ("federation.rounds=2", "engine.backend=auto", "engine.block=1", "engine.kernels=torch", "tracking.uri=none")
 fedfleet.run(load("digits", ("method.name=fedavg", *run)))
-sys.exit("torch._dynamo" in sys.modules)
+sys.exit(bool({"ray", "sympy", "torch._dynamo"} & set(sys.modules)))
 """
 
 
-def test_recordings_do_not_load_the_compiler_of_torch():
+def test_a_short_run_does_not_load_the_compiler_of_torch():
+    """Neither to count what it will compute, nor for recordings."""
     assert subprocess.run([sys.executable, "-c", LOADED], timeout=500).returncode == 0
 
 
