@@ -67,7 +67,7 @@ VALUES: dict[str, Any] = {
     "rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
     "personal_rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
     "delta": 0.01, "lam": 0.4, "inner_steps": 2, "lr_inner": 0.3, "lr_alpha": 0.05, "alpha_decay": 0.5,
-    "compression": {"name": "factors", "ratio": 0.8, "nearest": True},
+    "compression": {"name": "factors", "ratio": 0.8, "nearest": True}, "clusters": 4, "spread": 0.1, "q": 2.0, "L": 4.0,
 }  # fmt: skip
 """A value other than the default for each argument that is not a choice. It lies in the range of every method."""
 
@@ -107,9 +107,10 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """The setting in which an argument has an effect, if it is refused together with the defaults."""
 
-COINCIDE = {("scaffold", "control"): STATEFUL}
-"""The setting in which all choices of an argument differ, if some of them agree by a theorem under the defaults:
-without momentum, SCAFFOLD's control variates from the displacement are the means of the gradients."""
+COINCIDE = {("scaffold", "control"): STATEFUL, ("ifca", "clusters"): {"spread": 0.3}}
+"""The setting in which all choices of an argument differ, if some of them agree under the defaults: without momentum,
+SCAFFOLD's control variates from the displacement are the means of the gradients, and all clients choose the first one
+of IFCA's models where the others begin too far away."""
 NEEDS |= COINCIDE
 
 INERT = {

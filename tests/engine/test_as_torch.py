@@ -40,7 +40,7 @@ from fedfleet.workloads.problems.auc import Auc
 from fedfleet.workloads.workload import Batch, Columns, Model, Params, Partition
 from fedfleet.workloads.wrappers.noisy import Noisy
 from tests.engine.setups import Built
-from tests.test_conformance import SETTINGS
+from tests.test_conformance import EVERYONE, SETTINGS
 
 SIZES = 5, 12, 20
 """Training rows of the clients: batches of 8 are short for some of them."""
@@ -311,7 +311,8 @@ def with_constant() -> nn.Module:
 def test_for_a_method_frozen_tensors_are_not_there(method):
     """To the bit, every method does what it does where the frozen layer is a constant inside of the network: states,
     messages and bytes are of the other tensors alone."""
-    federation = {"clients": 3, "cohort": 2, "rounds": 2, "local": {"steps": 2, "batch": BATCH}}
+    cohort = 3 if method in EVERYONE else 2
+    federation = {"clients": 3, "cohort": cohort, "rounds": 2, "local": {"steps": 2, "batch": BATCH}}
     given = {"method": {"name": method, **SETTINGS.get(method, {})}, "federation": federation}
     frozen, constant = (
         fedavg_of(Built(make), **given, engine={"dtype": "float64", "block": 1})

@@ -5,7 +5,7 @@ the weights of x, the method trains the same model in two cases: on clients of 2
 and with plain means on twelve clients, of which 2, 3 and 7 have the same rows. This test does not depend on how
 methods, blocks or workers add up.
 
-TOLERANCE: float64, sums in another order, over three rounds.
+TOLERANCE: float64, sums in another order, over some rounds.
 """
 
 from __future__ import annotations

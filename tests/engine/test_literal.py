@@ -58,7 +58,7 @@ def test_a_server_that_measures_norms_over_a_codec(weights: str, ratio: float | 
     given = (2, 38, 11) if weights == "examples" else (1, 1, 1)
     gradients = [lambda w, b, part=part: softmax_gradient(w, b, *part) for part in rows_of(SIZES)]
     path, sizes = literal.fedexp(
-        gradients, start[w], start[b], np.array(given) / sum(given), 3, 2, 0.3, 0.01, ranks[-1] if ratio else None
+        gradients, start[w], start[b], np.array(given) / sum(given), 2, 2, 0.3, 0.01, ranks[-1] if ratio else None
     )
     np.testing.assert_allclose(result.model[w], path[-1][0], **TOLERANCE)
     np.testing.assert_allclose(result.model[b], path[-1][1], **TOLERANCE)
