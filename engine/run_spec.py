@@ -130,6 +130,8 @@ class RunSpec:
     given_model: dict[str, Tensor] | None = field(default=None, compare=False)
     data_facts: Any = field(default=None, compare=False)
     proofs: ProofsOnData = field(default_factory=ProofsOnData, compare=False, repr=False)
+    dealt: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What is known of the partition in this process, as in partition.json, where the run has no folder."""
     built: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What was built from the experiment in this process, see `built_once`."""
 

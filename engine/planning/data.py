@@ -14,7 +14,7 @@ from ..cohorts.tasks import steps_of
 from ..errors import ConfigError
 from ..method_form.personal import Turns
 from ..records.event_log import STILL
-from ..records.partition_file import write_partition
+from ..records.partition_file import about_partition, write_partition
 from ..run_spec import RunSpec
 from ..user_code import current_line
 from .trial_step import try_step
@@ -79,6 +79,11 @@ def check_turns(run_spec: RunSpec, split: Split) -> None:
 
 
 def keep_partition(run_spec: RunSpec, split: Split) -> None:
-    """Write the partition to the folder of the run, if it has one and is not resumed."""
-    if run_spec.directory is not None and not run_spec.resume:
-        write_partition(split.client_index, Path(run_spec.directory), split.train.get("label"))
+    """Write the partition to the folder of the run, if it has one and is not resumed. Without a folder, trackers get
+    what the file would have from the run."""
+    label = split.train.get("label")
+    if run_spec.directory is None:
+        if run_spec.experiment.tracking.names:
+            run_spec.dealt.update(about_partition(split.client_index, label))
+    elif not run_spec.resume:
+        write_partition(split.client_index, Path(run_spec.directory), label)

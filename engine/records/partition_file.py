@@ -30,12 +30,10 @@ def partition_digest(client_index: ClientIndex) -> str:
     return sha256(pieces)
 
 
-def write_partition(client_index: ClientIndex, folder: Path, label: np.ndarray | None = None) -> None:
-    """Write partition.json (clients, rows, sha256) and, unless it would be too large, partition.arrow and, into
-    partition.json, how different the clients are. Of rows that drift, both have all that a client trains on in some
-    round. Clients that are never trained with are the last ones in the table, and their number is in the other file.
-    label: (n,), of all training rows, if they have labels."""
-    folder.mkdir(parents=True, exist_ok=True)
+def about_partition(client_index: ClientIndex, label: np.ndarray | None = None) -> dict[str, Any]:
+    """What partition.json has: clients, rows, sha256 and, unless that takes long, how different the clients are. Of
+    rows that drift, it has all that a client trains on in some round. label: (n,), of all training rows, if they have
+    labels."""
     drift, digest, unseen = client_index.drift, partition_digest(client_index), client_index.unseen
     client_index = client_index.whole
     about: dict[str, Any] = {
@@ -51,11 +49,23 @@ def write_partition(client_index: ClientIndex, folder: Path, label: np.ndarray |
         about["held_out"] = len(client_index.held.rows)
     if client_index.validation is not None:
         about["validation"] = len(client_index.validation.rows)
-    few = len(client_index.sizes) + len(client_index.rows) <= MOST_NUMBERS
-    if few:
+    if is_small(client_index):
         about["heterogeneity"] = {name: spread(values) for name, values in measures(client_index, label).items()}
-    (folder / "partition.json").write_text(json.dumps(about, indent=2) + "\n")
-    if not few or client_index.rows.max(initial=0) >= 2**31:
+    return about
+
+
+def is_small(client_index: ClientIndex) -> bool:
+    """Whether a partition is measured and written, see MOST_NUMBERS."""
+    return len(client_index.sizes) + len(client_index.rows) <= MOST_NUMBERS
+
+
+def write_partition(client_index: ClientIndex, folder: Path, label: np.ndarray | None = None) -> None:
+    """Write partition.json, see `about_partition`, and, unless it would be too large, partition.arrow. Clients that are
+    never trained with are the last ones in the table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "partition.json").write_text(json.dumps(about_partition(client_index, label), indent=2) + "\n")
+    client_index, unseen = client_index.whole, client_index.unseen
+    if not is_small(client_index) or client_index.rows.max(initial=0) >= 2**31:
         return
     if unseen is not None:
         client_index = client_index.and_then(unseen.whole)

@@ -114,6 +114,14 @@ def check_complete(uri: str, result: dict[str, Any], here: Path) -> None:
     assert client.get_experiment(run.info.experiment_id).tags == KIND
 
 
+def test_a_run_without_a_folder_says_how_different_its_clients_are(here: Path):
+    uri = f"sqlite:///{here / 'mlflow.db'}"
+    asked = load("digits", ["federation.rounds=2", "engine.backend=local", f"tracking.uri={uri}"])
+    start(asked, observers=[MlflowTracker(uri)])
+    _, run = only_run(uri)
+    assert 0 < float(run.data.params["heterogeneity.total_variation.mean"]) < 1
+
+
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 def test_a_run_in_sqlite(here: Path):
     done = invoke(*RUN)

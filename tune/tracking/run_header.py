@@ -32,7 +32,7 @@ def header_of(run_spec: RunSpec, name: str, folder: Path | None, **tags: str) ->
         **tags,
     }
     parameters = {key: value for key, value in made.plain().items() if key != "tracking"}
-    dealt = read_json(folder / "partition.json") if folder is not None else {}
+    dealt = read_json(folder / "partition.json") if folder is not None else run_spec.dealt
     if "heterogeneity" in dealt:
         parameters["heterogeneity"] = dealt["heterogeneity"]
     return RunHeader(
