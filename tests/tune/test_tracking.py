@@ -117,7 +117,7 @@ def check_complete(uri: str, result: dict[str, Any], here: Path) -> None:
 def test_a_run_without_a_folder_says_how_different_its_clients_are(here: Path):
     uri = f"sqlite:///{here / 'mlflow.db'}"
     asked = load("digits", ["federation.rounds=2", "engine.backend=local", f"tracking.uri={uri}"])
-    start(asked, observers=[MlflowTracker(uri)])
+    start(asked)
     _, run = only_run(uri)
     assert 0 < float(run.data.params["heterogeneity.total_variation.mean"]) < 1
 
