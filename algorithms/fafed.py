@@ -2,8 +2,9 @@
 
 Wu, Huang, Hu, Huang, AAAI 2023, arXiv:2212.00974.
 
-Choose it when coordinates need step sizes of their own, as in Adam, and all clients take part: one preconditioner for
-all keeps their steps alike. Two gradients per step, and three trees in each direction.
+Choose it when batches are noisy, coordinates need step sizes of their own, as in Adam, and all clients take part: they
+all divide by the same preconditioner. It takes two gradients per step and three times the traffic of FedAvg, and each
+client keeps a vector of the model's size.
 
     start  m <- mean gradient at x0, v <- mean of the clients' squared gradients, p_i <- x0, x <- x0 - lr m
     y <- x, m_i <- m, v_i <- v, A = sqrt(v) + rho for the round;  K times:

@@ -3,8 +3,8 @@
 Cheng, Huang, Wu, Yuan, ICLR 2024, arXiv:2306.16504. FedCM, Xu et al. 2021, arXiv:2106.10874, with a normalised
 pseudo-gradient.
 
-Choose it when clients differ and can keep no state: a momentum over rounds damps the drift, and clients send as much as
-in FedAvg. The paper's theory is for full participation.
+Choose it when clients differ and can keep no state: a momentum over rounds damps the drift. Clients send as much as in
+FedAvg and receive twice as much; the paper's theory is for full participation.
 
     y <- y - lr u,  u = beta g(y) + (1 - beta) G          K times; G does not change during the round
     G <- mean over clients and steps of u,  (x - y_K) / (lr K) per client

@@ -2,8 +2,9 @@
 
 Cheng, Huang, Wu, Yuan, ICLR 2024, arXiv:2306.16504, where it is called FedAvg-M-VR.
 
-Choose it when the noise of the batches limits FedAvg-M, and two gradients per step and one more tree down can be
-afforded.
+Choose it when the noise of the batches limits FedAvg-M, and two gradients per step and the download of one more vector
+of the model's size can be afforded. It does not reduce the drift of FedAvg: without noise, on quadratic losses, both
+come to rest at the same point.
 
     y <- y - lr u,  u = g(y) + (1 - beta) (G - g(x_prev))          K times; both gradients on the same batch
     G <- mean over clients and steps of u,  (x - y_K) / (lr K) per client

@@ -2,8 +2,8 @@
 
 Xu, Wang, Wang, Yao 2021, arXiv:2106.10874.
 
-Choose it where FedAvg-M would do and cohorts are a small part of all clients, for which it was made: the server takes
-the mean model.
+Choose it when clients differ and can keep no state, and a small part of them takes part in each round, for which it was
+made. By default it computes what FedAvg-M computes by default; that method also has the arguments `gamma` and `start`.
 
     y <- y - lr u,  u = beta g(y) + (1 - beta) G          K times; G does not change during the round
     x <- x + server_lr * mean of (y_K - x)

@@ -2,8 +2,8 @@
 
 Qu et al., ICML 2022, arXiv:2206.02618; Caldarola, Caputo, Ciccone, ECCV 2022, arXiv:2203.11834.
 
-Choose it when a model fits the clients' data and generalises badly, and two gradients per step can be afforded. `kind:
-asam` is FedASAM.
+Choose it when the model fits the training rows and does badly on others, and two gradients per step can be afforded.
+With `kind: asam` it is FedASAM, where a larger weight is moved farther in the search for the worst point.
 
     y <- x;  K times: e = rho g(y) / |g(y)|,  y <- LocalOpt(y, g(y + e))      both gradients on the same batch
     x <- x + server_lr * mean of (y_K - x)

@@ -2,8 +2,8 @@
 
 Qu, Li, Duan, Liu, Tang, Lu, ICML 2022, arXiv:2206.02618.
 
-Choose it when FedSAM is wanted and clients differ: the momentum that all share holds their steps together, for one more
-tree down.
+Choose it where you would choose FedSAM and clients differ: the local steps also follow a momentum that all clients
+share, which damps their drift. Clients send as much as in FedSAM and receive twice as much.
 
     e = rho g(y) / |g(y)|,  u = beta g(y + e) + (1 - beta) G,  y <- y - lr u          K times
     x <- x + server_lr * mean of (y_K - x)

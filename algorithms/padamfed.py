@@ -2,8 +2,8 @@
 
 Yan, Zhang, Wang, Cao, ICLR 2025 ("Problem-parameter-free federated learning").
 
-Choose it when step sizes cannot be tuned: they follow from the numbers of clients, local steps and rounds. Their
-constants are uncertain here, see the notes.
+Choose it when step sizes cannot be tuned: they follow from the size of the cohort and the numbers of local steps and
+rounds, by formulas that are uncertain, see the notes. Traffic and state are those of SCAFFOLD.
 
     y   <- y - lr u / |u|,  u = beta (g(y) - c_i + c) + (1 - beta) G          K times; |.| over the whole model
     c_i <- mean of the K gradients g

@@ -2,8 +2,8 @@
 
 Yan, Zhang, Wang, Cao, ICLR 2025 ("Problem-parameter-free federated learning").
 
-Choose it when step sizes cannot be tuned and the noise of the batches limits PAdaMFed; two gradients per step, and
-three trees in each direction.
+Choose it when step sizes cannot be tuned and the noise of the batches limits PAdaMFed. It takes two gradients per step,
+and three vectors of the model's size in each direction; its formulas are as uncertain as those of PAdaMFed.
 
     y   <- y - lr u / |u|,  u = g(y) - beta (c_i - c) + (1 - beta) (G - g(x_prev))          K times; one batch for both
     c_i <- mean of the K gradients g(y)

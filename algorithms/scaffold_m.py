@@ -2,8 +2,8 @@
 
 Cheng, Huang, Wu, Yuan, ICLR 2024, arXiv:2306.16504.
 
-Choose it when clients differ and few of them take part in a round: SCAFFOLD whose steps also follow a momentum over
-rounds, with SCAFFOLD's traffic and state.
+Choose it when clients differ and few of them take part in a round. It is SCAFFOLD whose local steps also follow a
+momentum over rounds, with the traffic and state of SCAFFOLD.
 
     y   <- y - lr u,  u = beta (g(y) - c_i + c) + (1 - beta) G          K times; G and c do not change during the round
     c_i <- mean of the K gradients g

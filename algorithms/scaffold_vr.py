@@ -2,8 +2,8 @@
 
 Cheng, Huang, Wu, Yuan, ICLR 2024, arXiv:2306.16504, where it is called SCAFFOLD-M-VR.
 
-Choose it when the noise of the batches limits SCAFFOLD-M, and two gradients per step and one more tree down can be
-afforded.
+Choose it when the noise of the batches limits SCAFFOLD-M, and two gradients per step and the download of one more
+vector of the model's size can be afforded.
 
     y   <- y - lr u,  u = g(y) - beta (c_i - c) + (1 - beta) (G - g(x_prev))          K times; one batch for both
     c_i <- mean of the K gradients g(y)

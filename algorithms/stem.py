@@ -2,8 +2,8 @@
 
 Khanduri et al., NeurIPS 2021, arXiv:2106.10435; STORM: Cutkosky, Orabona, NeurIPS 2019, arXiv:1905.10018.
 
-Choose it when batches are small and noisy and all clients take part in every round, as in its theory. Two gradients per
-step.
+Choose it when batches are small and noisy, clients can keep a vector of the model's size, and all of them take part in
+every round, as in its theory. It takes two gradients per step and twice the traffic of FedAvg.
 
     start  d <- mean gradient at x0, p_i <- x0, x <- x0 - lr d
     d_i <- d, y <- x;  K times:

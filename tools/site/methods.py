@@ -21,7 +21,8 @@ HEAD = """\
 This page is generated from the table of methods and from their files. A method is chosen by its name,
 `method: {name: scaffold, start: gradient}`; wherever an argument is a number, a
 [schedule](../../howto/experiments.md#schedules) may stand for it. The first tables say when to choose which method, as
-their papers argue; [costs](#costs) and [a measurement](#measured-on-fashionmnist) of many of them follow.
+their papers argue or their equations imply; [costs](#costs) and [a measurement](#measured-on-fashionmnist) of many of
+them follow.
 """
 
 COSTS_HEAD = """\
