@@ -2,8 +2,8 @@
 
 Gong, Li, Freris, ICDE 2022, arXiv:2204.03529; over = "all": Wang, Marella, Anderson 2022, arXiv:2203.15104.
 
-Choose it when clients can keep a model and a dual variable and do unequal amounts of local work, with the traffic of
-FedAvg. rho is the number to tune.
+Choose it when clients differ, do unequal amounts of local work and can keep two vectors of the model's size, a model
+and a dual variable. The traffic is that of FedAvg, and `rho` is the number to tune.
 
     w   <- w_i;  K times: w <- w - step(g(w) + p_i + rho (w - x))
     p_i <- p_i + rho (w - x)

@@ -2,8 +2,8 @@
 
 Gao, Fu, Li, Chen, Xu, Xu, CVPR 2022, arXiv:2203.11751.
 
-Choose it when FedDyn's correction is to be joined by control variates in the local steps, and twice its state and
-traffic can be afforded.
+Choose it when clients differ and FedDyn's correction is not enough: the local steps have control variates as well, as
+in SCAFFOLD. State and traffic are twice those of FedDyn.
 
     u   = g(y) + alpha (y - x + h_i);  y <- y - step(u + c - c_i)          K times
     h_i <- h_i + y_K - x

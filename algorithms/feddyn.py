@@ -2,8 +2,8 @@
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, arXiv:2111.04263, Algorithm 1.
 
-Choose it when clients differ and can keep one tree, and the traffic must stay that of FedAvg. The term of a client is
-as old as its last visit.
+Choose it when clients differ and can keep a vector of the model's size, and the traffic must stay that of FedAvg. What
+a client keeps is as old as its last visit, as in SCAFFOLD.
 
     y   <- y - step(g(y) + alpha (y - x + d_i))      K times
     d_i <- d_i + y_K - x

@@ -3,7 +3,8 @@
 Wang et al., NeurIPS 2020, arXiv:2007.07481, equations 5 to 7.
 
 Choose it when clients take unequal numbers of local steps, as with epochs over data of unequal size, and the mean must
-not favour those that take more.
+not favour those that take more. The local rule must be linear in the gradients, as plain descent or momentum; Adam is
+not.
 
     y <- x;  K_i times: y <- LocalOpt(y, g(y) + mu (y - x))          Delta_i = y - x
     x <- x + server_lr * tau * sum of p_i Delta_i / |a_i|_1,   tau = sum of p_i |a_i|_1   (p_i sum to 1)

@@ -2,8 +2,8 @@
 
 Yu, Jin, Yang, ICML 2019 ("PR-SGD-Momentum"), arXiv:1905.03817, Algorithm 1.
 
-Choose it when local steps need a momentum that lasts longer than a round and clients can keep no state. The momenta
-travel, which doubles the traffic.
+Choose it when local steps need a momentum that lasts longer than a round and clients can keep no state. Momenta are
+sent and averaged as models are, which doubles the traffic; in its paper all clients take part.
 
     u_i <- u, y <- x;  K times: u_i <- mu u_i + g(y), y <- y - lr u_i          Nesterov: y - lr (g + mu u_i)
     x   <- x + server_lr * mean of (y_K - x)

@@ -2,8 +2,9 @@
 
 Gu, Huang, Zhang, Huang, NeurIPS 2021, arXiv:2106.04159, Algorithm 1.
 
-Choose it when clients come and go by patterns of their own: the last update of each one stands for it while it is away,
-so that those who are there more often do not weigh more.
+Choose it when clients are available by patterns that you do not control: the last update of each client stands for it
+while it is away, so that clients that are there more often do not weigh more. Local steps are plain descent, and each
+client keeps a vector of the model's size.
 
     y   <- x;  K times: y <- y - lr g(y);  G_i <- (x - y) / lr          for the clients of the round
     x   <- x - lr * mean of G_i over all clients

@@ -3,7 +3,7 @@
 Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1, option II, or I as control = "server".
 
 Choose it when clients differ and come back often enough for their control variates to be fresh. It costs twice the
-traffic of FedAvg and a tree of state on each client.
+traffic of FedAvg, and each client keeps a vector of the model's size.
 
     line 10   y   <- y - step(g(y) - c_i + c)          K times
     line 12   c_i <- mean of the K gradients g(y)
