@@ -2,7 +2,8 @@
 
 Deng, Kamani, Mahdavi 2020, arXiv:2003.13461.
 
-Choose it when clients differ in how much the others can teach them.
+Choose it when the server's model suits some clients and not others: each client learns in which proportion its own
+model and the server's are mixed. A local step takes two gradients.
 
     y   <- x;  K times, both gradients on the step's batch and at the points before the step:
     m   = alpha v + (1 - alpha) y

@@ -2,8 +2,8 @@
 
 Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221, Algorithm 1.
 
-Choose it when clients need models of their own, and the server's shall be as in FedAvg. `lam` leads from local training
-alone (0) to the server's model (large).
+Choose it when clients need models of their own and the server's model must be that of FedAvg. With `lam` = 0 a client
+trains alone, and a larger `lam` keeps its model nearer to the server's; a local step takes two gradients.
 
     y   <- x;  K times: y <- y - step(g(y)),  v <- v - step(g(v) + lam (v - x))
     x   <- x + server_lr * mean of (y_K - x)

@@ -2,8 +2,9 @@
 
 Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv:2006.04088, Algorithm 1 with model averaging.
 
-Choose it when clients fall into a few groups with problems of their own, and nobody knows which client is in which
-group. It costs k times the download and k forward passes over a client's rows in every visit.
+Choose it when clients fall into a few groups with different problems, and nobody knows which client is in which group.
+With k groups, the argument `clusters`, it costs k times the download, and k forward passes over a client's rows in
+every visit.
 
     j   = the model with the smallest mean loss over the client's rows, the first of several
     y   <- x_j;  K times: y <- y - step(g(y))

@@ -3,7 +3,8 @@
 The baseline of personalised methods. Ditto (Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221) with lambda = 0 trains
 the same models.
 
-Choose it beside every method that gives clients models of their own. Where clients know few labels it is hard to beat.
+Choose it as the baseline beside every method that gives clients models of their own. It is hard to beat where each
+client has rows of few labels.
 
     y <- y_i;  K times: y <- y - step(g(y));  y_i <- y
 

@@ -2,7 +2,8 @@
 
 Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948, Algorithm 1.
 
-Choose it when clients shall keep nothing and tune the server's model on their own rows before they use it.
+Choose it when clients can keep no state but can take one step on their own rows before they use the server's model,
+which is trained to be good after this step. Clients that have never taken part are served in the same way.
 
     y   <- x;  in each group of batches D, D', D'':
     t   = y - lr_inner g_D(y);  o = g_D'(t)

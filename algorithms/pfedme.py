@@ -2,7 +2,8 @@
 
 Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848, Algorithm 1.
 
-Choose it when clients need models of their own and a visit may take several gradients for each local step.
+Choose it when clients need models of their own and these should move the server's model, which they do not do in Ditto.
+A local step takes several gradients, five by default.
 
     w       <- x;  K times:
     theta   <- w;  J times: theta <- theta - step(g(theta) + lam (theta - w) + decay theta)

@@ -2,8 +2,8 @@
 
 Li, Sanjabi, Beirami, Smith, ICLR 2020, arXiv:1905.10497, Algorithm 2.
 
-Choose it when the clients that a model serves worst matter, and a lower mean accuracy is a fair price. `q` = 0 is
-FedAvg; the larger q, the more weight have large losses.
+Choose it when the clients that are served worst matter, and a lower mean accuracy is acceptable. With `q` = 0 it is
+FedAvg, and the larger `q` is, the more a client with a large loss counts.
 
     y <- x;  K times: y <- y - step(g(y));   delta = L (x - y_K)
     F = the mean loss of x over the client's rows
