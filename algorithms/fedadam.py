@@ -2,8 +2,9 @@
 
 Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2.
 
-Choose it when gradients differ much in size between coordinates and steps must not shrink for ever. Tune server_lr, tau
-and the clients' step size together; clients and traffic are those of FedAvg.
+Choose it when gradients differ much in size between coordinates, and step sizes must be able to grow again, which those
+of FedAdagrad cannot. Tune `server_lr`, `tau` and the clients' step size together; clients and traffic are those of
+FedAvg.
 
     delta <- mean(y_K - x)
     m <- beta1 m + (1 - beta1) delta

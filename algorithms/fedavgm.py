@@ -2,8 +2,8 @@
 
 Hsu, Qi, Brown 2019, arXiv:1909.06335.
 
-Choose it as a first step beyond FedAvg: nothing changes on the clients, and no traffic is added. With the momentum 0.9
-steps add up to ten times server_lr, so tune both together.
+Choose it as a first step beyond FedAvg: nothing changes on the clients, and no traffic is added. With `beta` = 0.9,
+steps in one direction add up to ten times `server_lr`, so tune both together.
 
     delta <- mean(y_K - x)
     v <- beta v + delta                  no dampening, as in the paper, FedExP's code and Flower

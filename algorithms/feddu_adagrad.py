@@ -2,8 +2,8 @@
 
 Takakura, Liew, Hasegawa 2025, arXiv:2505.11126, Algorithm 1.
 
-Choose it when FedAdagrad is wanted without a server's step size to tune: its length follows from the clients, as in
-FedExP.
+Choose it where you would choose FedAdagrad and do not want to tune the server's step size: it follows from the
+displacements of the clients, as in FedExP. Each client sends one number more.
 
     A <- mean |y_K - x|^2,  delta <- mean(y_K - x)
     s <- s + delta^2,  G <- sqrt(s) + epsilon

@@ -2,8 +2,8 @@
 
 Jhunjhunwala, Wang, Joshi, ICLR 2023, arXiv:2301.09604, Algorithm 1.
 
-Choose it when the server's step size is not to be tuned: it follows from how far the clients disagree, and is 1 at
-least. It costs one number per client.
+Choose it when you do not want to tune the server's step size: it grows with the disagreement of the clients, and is at
+least 1. Each client sends one number more, and `epsilon` limits the step size where displacements are small.
 
     A <- mean |y_K - x|^2,  delta <- mean(y_K - x)
     x <- x + max(1, A / (2 (|delta|^2 + epsilon))) delta

@@ -3,7 +3,8 @@
 Jhunjhunwala, Wang, Joshi, ICLR 2023, arXiv:2301.09604, in the form that the authors' code and Takakura et al. 2025
 agree on.
 
-Choose it when FedExP is wanted with a momentum on the server.
+Choose it where you would choose FedAvgM and do not want to tune the server's step size: it follows from the
+displacements of the clients, as in FedExP, but may be less than 1. Each client sends one number more.
 
     A <- mean |y_K - x|^2,  delta <- mean(y_K - x)
     v <- beta v + delta,  R <- A + (beta / 2) R

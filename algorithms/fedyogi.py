@@ -2,8 +2,8 @@
 
 Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2.
 
-Choose it when FedAdam is unstable: the second moment shrinks slowly, so that step sizes cannot grow suddenly after
-large displacements.
+Choose it when FedAdam is unstable: after a large displacement the second moment shrinks only slowly, so that step sizes
+do not grow suddenly. Clients and traffic are those of FedAvg.
 
     delta <- mean(y_K - x)
     m <- beta1 m + (1 - beta1) delta
