@@ -2,8 +2,8 @@
 
 Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tailed noise", TailOPT), arXiv:2502.04164.
 
-Choose it when BiClip is wanted on the clients and gradients differ much in size between coordinates; the server's steps
-only get shorter.
+Choose it when gradients have heavy tails and differ much in size between coordinates: BiClip bounds the clients' steps
+without any state, and Adagrad gives each coordinate of the server's step a size, which never grows again.
 
     y <- (1 - lr decay) (y - lr BiClip(g(y); d, u))          K times;  delta <- mean(y_K - x)
     v <- v + delta^2

@@ -2,8 +2,9 @@
 
 Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tailed noise", TailOPT), arXiv:2502.04164.
 
-Choose it when gradients have heavy tails, as those of language models, and the state of Adam does not fit on the
-clients: two thresholds for each coordinate need no state.
+Choose it when gradients have heavy tails, as those of language models, and Adam's moments do not fit into the memory of
+the clients. The magnitude of every coordinate is kept between two thresholds, `d` and `u` of the rule, which must be
+tuned.
 
     y <- (1 - lr decay) (y - lr BiClip(g(y); d, u))          K times;  delta <- mean(y_K - x)
     x <- x + server_lr delta

@@ -2,8 +2,8 @@
 
 Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tailed noise", TailOPT), arXiv:2502.04164.
 
-Choose it when neither clients nor server are to keep a second moment: thresholds on the server's step stand for the
-adaptive server.
+Choose it when gradients have heavy tails, and neither the clients nor the server can keep moments: thresholds on the
+server's step take the place of an adaptive server. There are two pairs of thresholds to tune.
 
     y <- (1 - lr decay) (y - lr BiClip(g(y); d, u))          K times;  delta <- mean(y_K - x)
     x <- x + server_lr BiClip(delta; server_d, server_u)

@@ -2,8 +2,8 @@
 
 Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tailed noise", TailOPT), arXiv:2502.04164.
 
-Choose it when BiClip is wanted on the clients and gradients differ much in size between coordinates; the server forgets
-old rounds and has no momentum.
+Choose it when gradients have heavy tails and differ much in size between coordinates, and the server needs no momentum:
+it is Adam-BiClip without it. Unlike those of Adagrad-BiClip, step sizes may grow again.
 
     y <- (1 - lr decay) (y - lr BiClip(g(y); d, u))          K times;  delta <- mean(y_K - x)
     v <- beta2 v + (1 - beta2) delta^2
