@@ -3,8 +3,8 @@
 As FedSGD, McMahan et al., AISTATS 2017, arXiv:1602.05629; with one batch per round, synchronous training on many GPUs,
 which is what methods of little communication are compared with.
 
-Choose it as the baseline of methods with little communication: one gradient per client and round, and the optimiser on
-the server.
+Choose it as the baseline of methods with little communication: each client sends one gradient per round, and the
+optimiser is on the server. With `federation.local.steps: 1` this is an exchange after every batch.
 
     g_i = gradient of client i at x, over the batches of its K local steps
     x <- step(x, mean of g_i)                                    AdamW on the gradient clipped at norm 1

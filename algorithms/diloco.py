@@ -2,8 +2,8 @@
 
 Douillard et al. 2023, arXiv:2311.08105, Algorithm 1.
 
-Choose it when a few strong clients train one large model with hundreds of local steps per round and all take part, as
-data centres do.
+Choose it when a few strong clients train one large model, as data centres do, with hundreds of local steps per round,
+and all of them take part. Each client keeps both moments of AdamW.
 
     y <- AdamW(y, g(y) clipped at norm 1)                    H times
     D <- x - mean y

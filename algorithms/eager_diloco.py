@@ -2,7 +2,8 @@
 
 Kale et al. 2025, arXiv:2502.12996.
 
-Choose it when an exchange takes as long as a round, so that workers would have to wait for it.
+Choose it when an exchange takes as long as a round, so that the clients of DiLoCo would have to wait for it. All
+clients must take part, and each keeps five vectors of the model's size.
 
     D_i  <- x_i - y_i                                                  after H local steps from x_i
     D~_i <- D_i / M + D' - D'_i / M                                    D', D'_i: the mean and the own change before

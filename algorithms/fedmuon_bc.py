@@ -3,7 +3,8 @@
 Takezawa et al. 2025 ("FedMuon: Federated Learning with Bias-corrected LMO-based Optimization"), arXiv:2509.26337,
 Algorithm 1.
 
-Choose it when the weights are matrices and clients differ: the bias correction mends LocalMuon, for twice its traffic.
+Choose it when the weights are matrices and clients differ: control variates correct the bias that LocalMuon has there.
+It costs twice the traffic of LocalMuon, with the same state on the clients.
 
     line 8    m_i <- (1 - alpha) m_i + alpha g(y)
     line 9    y   <- y - step(m_i - c_i + c)     step: -lmo of a norm's ball, lr U V^T per matrix; plain SGD on vectors

@@ -2,8 +2,9 @@
 
 Zhang, Gao 2025 ("On Provable Benefits of Muon in Federated Learning"), arXiv:2510.03866, Algorithm 1.
 
-Choose it when the weights are matrices and clients can keep no state: the momenta travel with the models.
-`parameter_free` sets the step sizes.
+Choose it when the weights are matrices and clients can keep no state: momenta are sent and averaged as models are, at
+twice the traffic of FedAvg. With `parameter_free: true` step sizes follow from the run's sizes; in the paper all
+clients take part.
 
     line 1   m_i <- gradient of F_i at x0 on the first batch
     line 4   y   <- y - step(m_i)                          step: lr U V^T per matrix

@@ -3,8 +3,8 @@
 Takezawa et al. 2025 ("FedMuon: Federated Learning with Bias-corrected LMO-based Optimization"), arXiv:2509.26337,
 Algorithm 4.
 
-Choose it when the weights are matrices and clients are alike. With unlike clients it need not move at all, as its paper
-proves, and is the baseline of FedMuon-BC.
+Choose it when the weights are matrices and clients are alike. Where they differ it may never move towards the minimum,
+as its paper proves by an example; there it is the baseline of FedMuon-BC.
 
     m_i <- (1 - alpha) m_i + alpha g(y)
     y   <- y - step(m_i)                 step: -lmo of a norm's ball, lr U V^T per matrix; plain SGD on vectors

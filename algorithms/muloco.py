@@ -2,8 +2,9 @@
 
 Therien, Huang, Rish, Belilovsky 2025, arXiv:2505.23725.
 
-Choose it when DiLoCo is wanted with Muon on the hidden matrices, for which a client keeps one momentum instead of
-AdamW's two.
+Choose it where you would choose DiLoCo and most weights are hidden matrices, as in transformers: its paper reports
+lower losses with Muon. For these matrices a client keeps one momentum instead of AdamW's two, and every step must
+orthogonalise them.
 
     y <- Muon(y, g(y)) on hidden matrices, AdamW on the rest          H times
     D <- x - mean y

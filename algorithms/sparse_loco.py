@@ -2,8 +2,9 @@
 
 Sarfi et al. 2025, arXiv:2508.15706, and the authors' code.
 
-Choose it when DiLoCo's links are slow: a small part of the changes is sent, in two bits each, and the rest is
-remembered.
+Choose it when DiLoCo's messages to the server are too large: clients send a small part of their changes, in two bits
+each, and remember the rest. The server still sends the whole model, and a client keeps one vector of its size more than
+in DiLoCo.
 
     y <- AdamW(y, g(y) clipped at norm 1)                                  H times
     z <- decay e + x - y;  C = the largest of every chunk of z, in `bits` bits;  e <- z - decode(C)

@@ -2,8 +2,8 @@
 
 Douillard et al. 2025, arXiv:2501.18512.
 
-Choose it when DiLoCo's exchanges are too large at once: the largest is that of a fragment, and training need not wait
-for it.
+Choose it when DiLoCo sends too much at once: after the first round an exchange has one fragment of the model, and
+training goes on meanwhile. All clients must take part, and each keeps three vectors of the model's size.
 
     every round        K local steps of the inner rule on all of y_i, which is never reset
     its end            fragment f = (t - 1) mod F:  D_f <- mean of x_f - y_f;  u_f <- mu u_f + D_f
