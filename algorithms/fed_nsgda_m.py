@@ -3,8 +3,9 @@
 Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, Algorithm 1.
 What it shares with the paper's other methods is in `parts/controlled_momentum.py`.
 
-Choose it when gradients have heavy tails and clients differ: normalised steps have a length that no gradient changes.
-Step sizes are lengths, and are tuned as lengths.
+Choose it for min-max problems whose gradients have heavy tails and whose clients differ and can keep a vector of the
+model's size: all local steps have the same length, whatever the gradients are. Step sizes are lengths; the traffic is
+twice that of LocalSGDA, and in the paper all clients take part.
 
     x_i <- x_i - lr_x u / |u|,  y_i <- y_i + lr_y v / |v|
 

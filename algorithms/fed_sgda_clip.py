@@ -3,7 +3,8 @@
 Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, the baseline
 of its experiments. What it shares with the paper's other methods is in `parts/controlled_momentum.py`.
 
-Choose it as the baseline of Fed-NSGDA-M and FedMuon-DA: long steps are clipped, and short ones keep their length.
+Choose it as the baseline of Fed-NSGDA-M and FedMuon-DA, with their traffic and state: it clips long steps, and short
+ones keep their length.
 
     x_i <- x_i - lr_x min(1, radius / |u|) u,  y_i <- y_i + lr_y min(1, radius / |v|) v      a norm for each group
 

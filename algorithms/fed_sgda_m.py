@@ -3,8 +3,8 @@
 Wu, Sun, Hu, Zhang, Huang, NeurIPS 2023 ("Solving a class of non-convex minimax optimization in federated learning"),
 arXiv:2310.03613.
 
-Choose it when batches are noisy and two gradients per step can be afforded: LocalSGDAM with the estimate of STORM. A
-reconstruction, see the notes.
+Choose it for min-max problems with noisy batches where two gradients per step can be afforded: it is LocalSGDAM with
+the variance-reduced estimate of STORM. It is a reconstruction, see the notes; in the paper all clients take part.
 
     K times: x_i+ <- x_i - lr u_i,  y_i+ <- y_i + lr v_i
              u_i  <- g_x(x_i+, y_i+) + (1 - a) (u_i - g_x(x_i, y_i))      both on the same batch; v_i likewise

@@ -3,7 +3,8 @@
 Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, Algorithm 2.
 What it shares with the paper's other methods is in `parts/controlled_momentum.py`.
 
-Choose it when Fed-NSGDA-M is wanted for weights that are matrices: Muon's steps normalise all singular values.
+Choose it where you would choose Fed-NSGDA-M and most weights are matrices: Muon's steps bring all singular values near
+1. Every step must orthogonalise the matrices; traffic and state are those of Fed-NSGDA-M.
 
     per matrix    X_i <- X_i - lr_x P Q^T of u = P S Q^T,  Y_i <- Y_i + lr_y R T^T likewise
     per vector    a step along u / |u| by the vector's own norm; a lone number takes the sign of u

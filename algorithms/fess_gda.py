@@ -3,8 +3,8 @@
 Shen, Huang, Zhang, Shen, AISTATS 2024 ("Stochastic smoothed gradient descent ascent for federated minimax
 optimization"), arXiv:2311.00944.
 
-Choose it when primal and dual chase each other: the server pulls the primal to a centre that follows it, with the
-clients and traffic of LocalSGDA.
+Choose it for min-max problems on which LocalSGDA oscillates: the server pulls the primal towards a centre that follows
+it. Clients and traffic are those of LocalSGDA; `rho` and `beta` are to be tuned.
 
     clients as in LocalSGDA
     x <- x + server_lr_x mean(x_i - x) - lr_x server_lr_x K rho (x - z)

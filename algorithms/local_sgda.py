@@ -2,7 +2,8 @@
 
 Deng, Mahdavi, AISTATS 2021, arXiv:2102.13152. With a server's step size it is FSGDA of Yang et al. 2022.
 
-Choose it as the baseline for problems with a dual, such as `auc`. It is enough where clients are alike.
+Choose it as the baseline for min-max problems, such as the workload `auc`. It is enough where clients are alike or take
+few local steps.
 
     x_i <- x, y_i <- y;  K times: x_i <- x_i - lr_x g_x,  y_i <- y_i + lr_y g_y     one batch for both
     x   <- x + server_lr_x mean(x_i - x),  y <- y + server_lr_y mean(y_i - y)

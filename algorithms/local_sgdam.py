@@ -2,7 +2,8 @@
 
 Sharma, Panda, Joshi, Varshney, ICML 2022 ("Federated Minimax Optimization"), arXiv:2203.04850, its Momentum Local SGDA.
 
-Choose it when batches are noisy: LocalSGDA with momenta, which are averaged at twice the traffic.
+Choose it for min-max problems with noisy batches: it is LocalSGDA with momenta, which are averaged as models are, at
+twice the traffic. Clients keep no state; in the paper all of them take part.
 
     K times: x_i <- x_i - lr d_x,i,  y_i <- y_i + lr d_y,i;  d_i <- (1 - beta) d_i + beta g      at the new point
     x, y, d_x, d_y <- their means

@@ -3,7 +3,8 @@
 Yang, Liu, Zhang, Liu, NeurIPS 2022 ("SAGDA: achieving O(eps^-2) communication complexity in federated min-max
 learning"), arXiv:2210.00611. F-SAGDA in Zhang and Gao 2025.
 
-Choose it when clients differ and can keep one tree: SCAFFOLD for min-max problems, at twice the traffic of LocalSGDA.
+Choose it for min-max problems whose clients differ and can keep a vector of the model's size: it is SCAFFOLD with
+descent on the primal and ascent on the dual. It costs twice the traffic of LocalSGDA.
 
     K times: x_i <- x_i - lr_x (g_x - v_x,i + v_x),  y_i <- y_i + lr_y (g_y - v_y,i + v_y)
     v_i <- mean of the K gradients g;  v <- v + |S|/N mean(change of v_i)
