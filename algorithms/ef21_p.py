@@ -3,8 +3,9 @@
 Gruntkowska, Tyurin, Richtarik, ICML 2023 ("EF21-P and Friends"), arXiv:2209.15218; with local steps as Li et al. 2025
 (FedMUD) compare it.
 
-Choose it when single entries are to be sent, and the server remembers what it left out. A baseline, as far as its use
-with local steps is published.
+Choose it as the baseline of sparse messages: clients send random entries, the server sends the largest ones and
+remembers what it left out, and each client keeps a copy of the model. Its use with local steps is a reconstruction, see
+the notes.
 
     all hold x_hat;  sampled clients take K local steps from x_hat;  up  Rand-k(y_K - x_hat)
     x <- x + mean of what came up;  down  q = Top-k(x - x_hat);  x_hat <- x_hat + q

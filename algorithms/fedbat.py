@@ -3,7 +3,7 @@
 Li, Xu, Wang, Tang, Qi, Xu, Luo, Li, He, Li, ICML 2024 ("FedBAT: Communication-Efficient Federated Learning via
 Learnable Binarization"), and the authors' code.
 
-Choose it when one bit per weight is the budget of the way up. The way down is whole unless `both_ways` is set.
+Choose it when clients may send about one bit per weight. The server sends the whole model unless `both_ways` is set.
 
 Per compressed weight, with u = y - x the update and b = +1 or -1, drawn anew at every step:
 

@@ -3,7 +3,8 @@
 Yao, Pan, Wan, Jin, Sun 2021, arXiv:2111.14655 ("FedHM: Efficient Federated Learning for Heterogeneous Models via
 Low-rank Factorization").
 
-Choose it when the server is to keep whole weights and clients train low-rank ones. Each round truncates the model anew.
+Choose it when clients are to train and exchange low-rank models and can keep no state, and the server is to keep whole
+weights. The model is truncated anew in every round, which adds an error each time.
 
     down     U = P_r S_r^(1/2), V = Q_r S_r^(1/2) of each compressed W = P S Q^T, in the reshape (o h) x (i w)
     clients  K local steps on U, V and all that is not compressed

@@ -3,8 +3,8 @@
 Liu, Zhou, Wu, Hu, Guizani, Sheng, ICML 2024 ("FedLMT: Tackling System Heterogeneity of Federated Learning via Low-Rank
 Model Training with Theoretical Guarantees").
 
-Choose it when the model itself may have a low rank: nothing is truncated, and server rules and control variates act on
-the factors.
+Choose it when a model of low rank is good enough and clients can keep no state: nothing is truncated. The factors are
+the same variables in every round, so that server rules and control variates can act on them.
 
     W = U V^T, in the reshape (o h) x (i w): a 1 x w convolution i -> r, then an h x 1 one r -> o
     K local steps on U, V and all that is not compressed;  U <- mean U_i, V <- mean V_i

@@ -3,7 +3,8 @@
 Li, Luo, Wang, Tang, Xu, Luo, Li, He, Li, ICML 2025 ("The Panaceas for Improving Low-Rank Decomposition in
 Communication-Efficient Federated Learning"). The authors' code settles what the text leaves open.
 
-Choose it when the mean of FedMUD's factors is to be the mean of its updates.
+Choose it in place of FedMUD, for the same bytes, when clients differ or take few local steps: the mean of its factors
+is exactly the mean of its updates, and all factors move from the first step on.
 
     W~ = W + P(U, V~) + P(U~, V), W frozen;  P(U, V) = U V^T, U and V of rank r
     U~, V~ fixed at random, U = V = 0 at first

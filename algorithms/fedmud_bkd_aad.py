@@ -3,7 +3,8 @@
 Li, Luo, Wang, Tang, Xu, Luo, Li, He, Li, ICML 2025 ("The Panaceas for Improving Low-Rank Decomposition in
 Communication-Efficient Federated Learning"). The authors' code settles what the text leaves open.
 
-Choose it when updates need both a high rank and an exact mean; the final method of its paper.
+Choose it when messages must be small in both directions and you want to try one method of FedMUD's family: its updates
+have a high rank and an exact mean. In its paper it is the most accurate of the family.
 
     W~ = W + P(U, V~) + P(U~, V), W frozen;  P(U, V) = blocks of Kronecker products U_b (x) V_b
     U~, V~ fixed at random, U = V = 0 at first

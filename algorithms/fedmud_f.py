@@ -3,8 +3,8 @@
 Li, Luo, Wang, Tang, Xu, Luo, Li, He, Li, ICML 2025 ("The Panaceas for Improving Low-Rank Decomposition in
 Communication-Efficient Federated Learning"). The authors' code settles what the text leaves open.
 
-Choose it when an exact mean and twice FedMUD's rank are wanted for the same bytes, and updates may lie in a random
-subspace until the factors are drawn anew.
+Choose it to compare with FedMUD+AAD, for the same bytes: one factor is frozen at random, so that the mean is exact and
+the rank twice that of FedMUD. In its paper FedMUD+AAD is mostly more accurate.
 
     W~ = W + P(U~, V), W frozen;  P(U, V) = U V^T, U and V of rank r
     U~ fixed at random, V = 0 at first

@@ -2,7 +2,8 @@
 
 Hyeon-Woo, Ye-Bin, Oh, ICLR 2022, arXiv:2108.06098.
 
-Choose it when FedLMT's rank is too low: entrywise products have a higher one for the same bytes.
+Choose it when FedLMT's rank is too low: entrywise products of low-rank matrices can have a higher one for the same
+bytes. For a weight that is a matrix this needs a ratio at which FedLMT's rank is above 4.
 
     W = (X1 Y1^T) * (X2 Y2^T), of rank R^2 at most, 2 R (m + n) numbers
     a convolution: W_j = sum over a, b of T_j[a, b] O_j[a, o] I_j[b, i], W = W_1 * W_2, 2 (R (o + i) + R^2 h w) numbers
