@@ -3,7 +3,7 @@
 Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tailed noise", TailOPT), arXiv:2502.04164.
 
 Choose it when gradients have heavy tails and differ much in size between coordinates: BiClip bounds the clients' steps
-without any state, and Adagrad gives each coordinate of the server's step a size, which never grows again.
+without any state, and Adagrad on the server gives each coordinate a step size, which only shrinks.
 
     y <- (1 - lr decay) (y - lr BiClip(g(y); d, u))          K times;  delta <- mean(y_K - x)
     v <- v + delta^2

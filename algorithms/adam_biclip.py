@@ -3,7 +3,7 @@
 Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tailed noise", TailOPT), arXiv:2502.04164.
 
 Choose it when gradients have heavy tails and differ much in size between coordinates: BiClip bounds the clients' steps
-without any state, and the server has Adam's momentum and step sizes, which may grow again.
+without any state, and Adam on the server has a momentum and gives each coordinate a step size, which may grow again.
 
     y <- (1 - lr decay) (y - lr BiClip(g(y); d, u))          K times;  delta <- mean(y_K - x)
     m <- beta1 m + (1 - beta1) delta

@@ -3,7 +3,7 @@
 Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2.
 
 Choose it when gradients differ much in size between coordinates, as with rare words in texts. The step size of a
-coordinate never grows again; clients and traffic are those of FedAvg.
+coordinate only shrinks; clients and traffic are those of FedAvg.
 
     delta <- mean(y_K - x)
     v <- v + delta^2

@@ -3,8 +3,8 @@
 Li, Luo, Wang, Tang, Xu, Luo, Li, He, Li, ICML 2025 ("The Panaceas for Improving Low-Rank Decomposition in
 Communication-Efficient Federated Learning"). The authors' code settles what the text leaves open.
 
-Choose it in place of FedMUD when updates need a higher rank for the same bytes. The mean of its factors is not exactly
-the mean of its updates, as in FedMUD.
+Choose it in place of FedMUD when updates need a higher rank for the same bytes. As in FedMUD, the mean of its factors
+is not exactly the mean of its updates.
 
     W~ = W + P(U, V), W frozen;  P(U, V) = blocks of Kronecker products U_b (x) V_b
     K local steps on U, V and all that is not compressed;  U <- mean U_i, V <- mean V_i
