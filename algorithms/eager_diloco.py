@@ -44,7 +44,7 @@ class Arrived(NamedTuple):
     x: Any  # the model before round 1; Constant in the broadcast
 
 
-class Mean(NamedTuple):
+class Means(NamedTuple):
     """What only the server has: means over the workers."""
 
     x: Tree
@@ -100,14 +100,14 @@ class Eager(LocalMethod):
         """The displacement of the outer step. new, old: what has changed in it since it was sent."""
         return public.moved if self.naive else new / self.workers + public.moved - old / self.workers
 
-    def _stepped(self, at: Any, delta: Tree) -> Mean:
+    def _stepped(self, at: Any, delta: Tree) -> Means:
         """The outer step from `at`, which has x and its momentum."""
         nothing = Round(1, 1, self.workers, self.workers)
-        return Mean(*self.server.step(at.x, delta, torch.full((), torch.nan), at.momentum, nothing))
+        return Means(*self.server.step(at.x, delta, torch.full((), torch.nan), at.momentum, nothing))
 
     # --- the server ---------------------------------------------------------------------------------------------------
     def server_init(self, x: Tree) -> Server:
-        return Server(Arrived(x.zeros(), Constant(x)), Mean(x, self.server.init(x)))
+        return Server(Arrived(x.zeros(), Constant(x)), Means(x, self.server.init(x)))
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         public: Arrived = server.public

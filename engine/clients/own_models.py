@@ -205,7 +205,7 @@ class ClientReports:
         return {name: column for name, column in found.items() if name not in self.workload.whole}
 
 
-class Adapter:
+class Tuner:
     """Tunes clients' models on their own training rows. Nothing of it is kept or sent."""
 
     def __init__(self, adaptation: Adaptation, x: Tree, freed: Params, buffers: Sequence[str], **trainer: Any) -> None:

@@ -51,7 +51,7 @@ from .evaluation import (
 )
 from .local_training import LocalResult, LocalTrainer, OwnViews
 from .modules import evaluating
-from .own_models import Adapter, ClientReports, ClientRows, OwnModels, rows_of
+from .own_models import ClientReports, ClientRows, OwnModels, Tuner, rows_of
 
 LARGEST_SEED = 2**63 - 1
 WriteStates = Callable[[RowFiles | ResidentRows], np.ndarray]
@@ -143,7 +143,7 @@ class Worker:
         self.most_trainers = run_spec.experiment.federation.pace.versions
         block = run_spec.block(self.x.flat.numel()) if self.vectorise else 1
         self.reports = ClientReports(run_spec.workload, self.frozen, run_spec.experiment.evaluate.batch, block, beat)
-        self.adapters: dict[int, Adapter | None] = {}  # by the round that they were made for
+        self.tuners: dict[int, Tuner | None] = {}  # by the round that they were made for
         self.recorder = self.kernels.recorder()
         self.public: dict[int, PublicState] = {}  # by the place in the broadcast
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
@@ -549,10 +549,10 @@ class Worker:
         numbers, index = zip(task.clients.tolist(), task.read.tolist(), strict=True), self._everyone_at(task.round)
         models["own"] = [self._own_model(algorithm, x, public, number, row, index) for number, row in numbers]
         gradients = 0.0
-        if (adapter := self._adapter_for(task.round, algorithm)) is not None:
-            batches = self._adapting_batches(adapter, task)
+        if (tuner := self._tuner_for(task.round, algorithm)) is not None:
+            batches = self._tuning_batches(tuner, task)
             block = self.run_spec.block(x.flat.numel()) if self.vectorise else 1
-            models["adapted"] = adapter.tuned(models["own"], batches, block, self.beat)
+            models["adapted"] = tuner.tuned(models["own"], batches, block, self.beat)
             gradients = float(batches.drawn.steps.sum())
         columns: dict[str, np.ndarray] = {}
         with self.kernels.around_losses(), evaluating():
@@ -584,10 +584,10 @@ class Worker:
             public, _ = self._seen(algorithm, public, client, number, index)
         return algorithm.client_model(x, public, client)
 
-    def _adapter_for(self, round: int, algorithm: Algorithm) -> Adapter | None:
+    def _tuner_for(self, round: int, algorithm: Algorithm) -> Tuner | None:
         """What tunes clients' models with the method's settings of a round."""
         version = round if self.run_spec.method_has_schedule else 1
-        if version not in self.adapters:
+        if version not in self.tuners:
             adaptation = self.run_spec.adaptation(algorithm)
             made = None
             if adaptation is not None:
@@ -596,13 +596,13 @@ class Worker:
                 stays = {name: tensor for name, tensor in self.frozen.items() if name not in freed}
                 at_once = self.run_spec.experiment.federation.local.at_once
                 given = {"kernels": self.kernels, "precision": precision, "frozen": stays, "at_once": at_once}
-                made = Adapter(adaptation, self.x, freed, workload.buffers, workload=workload, **given)
-            self.adapters = {version: made}
-        return self.adapters[version]
+                made = Tuner(adaptation, self.x, freed, workload.buffers, workload=workload, **given)
+            self.tuners = {version: made}
+        return self.tuners[version]
 
-    def _adapting_batches(self, adapter: Adapter, task: OwnModels) -> TaskBatches:
+    def _tuning_batches(self, tuner: Tuner, task: OwnModels) -> TaskBatches:
         """The batches on which clients tune their models, drawn alike in all rounds, and otherwise than in training."""
         index, seed = self._everyone_at(task.round), self.run_spec.experiment.seed
         own = int(counted.key(seed, "adapt")) & LARGEST_SEED
-        drawn = stream(index, task.clients, np.zeros(len(task.clients), dtype=np.int64), adapter.local(index), own)
+        drawn = stream(index, task.clients, np.zeros(len(task.clients), dtype=np.int64), tuner.local(index), own)
         return TaskBatches.of(drawn, self.columns, self.x.flat.dtype, self.gather)
