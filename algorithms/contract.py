@@ -198,7 +198,7 @@ class Algorithm(ABC):
     not_private: str = ""
     """Why the method does not go with `privacy`, besides what the engine finds in its messages; "" if it does."""
 
-    everyone: str = ""
+    needs_all: str = ""
     """Why all clients must take part in every round; "" if they need not."""
 
     own_models: bool = False
@@ -342,8 +342,8 @@ class Around(Algorithm):
         return self.method.not_private
 
     @property
-    def everyone(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.method.everyone
+    def needs_all(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.needs_all
 
     @property
     def own_models(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -68,9 +68,9 @@ class Eager(LocalMethod):
     workers: int = 1
     naive: bool = False
     weighted = False  # pyright: ignore[reportAssignmentType]
-    everyone = "its clients keep models of their own, which follow from the means of all"
-    stale = everyone  # pyright: ignore[reportAssignmentType]
-    not_private = everyone
+    needs_all = "its clients keep models of their own, which follow from the means of all"
+    stale = needs_all  # pyright: ignore[reportAssignmentType]
+    not_private = needs_all
     follows_sent = True
 
     # --- clients ------------------------------------------------------------------------------------------------------

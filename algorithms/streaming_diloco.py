@@ -67,9 +67,9 @@ class Streaming(LocalMethod):
     fragments: Fragments = ()
     overlap: int = 1
     alpha: float = 0.5
-    everyone = "its clients keep models of their own, of which fragments are averaged in turns"
-    stale = everyone  # pyright: ignore[reportAssignmentType]
-    not_private = everyone
+    needs_all = "its clients keep models of their own, of which fragments are averaged in turns"
+    stale = needs_all  # pyright: ignore[reportAssignmentType]
+    not_private = needs_all
 
     def __post_init__(self) -> None:
         super().__post_init__()

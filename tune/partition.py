@@ -64,7 +64,7 @@ class PartitionSummary(NamedTuple):
         split = run_spec.split()
         experiment, tests = run_spec.experiment, len(next(iter(split.test.values())))
         seen, _ = seen_and_unseen(experiment.federation, experiment.seed)
-        found = run_spec.workload.differences(experiment.seed, experiment.federation.everyone)
+        found = run_spec.workload.differences(experiment.seed, experiment.federation.all_clients)
         differences = {name: values[seen] for name, values in found.items()}
         more = (tests, unused_rows(split), split.train, differences, experiment.federation.rounds)
         label = split.train.get("label")

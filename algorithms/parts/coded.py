@@ -291,7 +291,7 @@ class Coding(Compression):
         coded = Coded(method, self.codec, names, layout, self.memory, decay, self.mean)
         if self.down is None:
             return coded
-        if method.everyone:
+        if method.needs_all:
             raise ValueError(
                 "down: codes of changes are for methods whose clients begin with the server's model; leave it out"
             )

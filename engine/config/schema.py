@@ -306,7 +306,7 @@ class Federation(Section):
         return value
 
     @property
-    def everyone(self) -> int:
+    def all_clients(self) -> int:
         """The number of all clients, also of those that are never trained with."""
         if isinstance(self.unseen, tuple):
             return self.clients + len(self.unseen)
@@ -339,7 +339,7 @@ class Federation(Section):
                 "the partition has the clients from 0 to clients + their number - 1",
                 "drop the others",
             ),
-            lambda f: isinstance(f.unseen, tuple) and max(f.unseen) >= f.everyone,
+            lambda f: isinstance(f.unseen, tuple) and max(f.unseen) >= f.all_clients,
         ),
         Conflict(
             *("sampler.separation", "clients", "cohort * separation <= clients must hold"),

@@ -15,6 +15,7 @@ from ...algorithms.aggregation.contract import Aggregator, Mean
 from ...algorithms.attacks.contract import Attack
 from ...algorithms.contract import Algorithm, Known
 from ...workloads.classification import Classification
+from ..cohorts.samplers import Replacement
 from ..config.conflicts import Conflict, refuse
 from ..config.schema import Asynchronous, Experiment, Pace, is_set
 from ..kernels.library import NoKernels
@@ -135,15 +136,20 @@ SAMPLING = rows(
     (
         *("federation.cohort", "method", "all clients must take part in every round"),
         "give cohort = clients, or choose another method",
-        lambda b: b.experiment.federation.cohort < b.experiment.federation.clients and b.method.everyone,
+        lambda b: b.experiment.federation.cohort < b.experiment.federation.clients and b.method.needs_all,
     ),
     *(
         (
             *(key, "method", "no client may be missing in a round"),
             "leave it out, or choose another method",
-            lambda b, key=key: is_set(b.experiment, key) and b.method.everyone,
+            lambda b, key=key: is_set(b.experiment, key) and b.method.needs_all,
         )
         for key in ("systems", "federation.without", "engine.on_failure")
+    ),
+    (
+        *("federation.sampler", "method", "draws with replacement, and no client may be missing in a round"),
+        "choose uniform, or another method",
+        lambda b: isinstance(b.run_spec.sampler, Replacement) and b.method.needs_all,
     ),
     (
         *("federation.mean", "federation.sampler", "unbiased needs a sampler whose probabilities are known"),

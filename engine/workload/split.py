@@ -19,7 +19,7 @@ from ..user_code import plugin_errors
 def split_of(workload: Workload, experiment: Experiment, largest: float) -> Split:
     """The data and the rows of every client, without those that clients hold out. largest: the largest number of the
     type of the run. Raises ConfigError for data that the run cannot use."""
-    clients = experiment.federation.everyone
+    clients = experiment.federation.all_clients
     with plugin_errors("workload"):
         split = workload.split(experiment.seed, clients)
     if not isinstance(split, Split):
@@ -56,9 +56,9 @@ def seen_and_unseen(federation: Federation, seed: int) -> tuple[np.ndarray, np.n
     elif isinstance(unseen, tuple):
         apart = np.sort(np.array(unseen, dtype=np.int64))
     else:
-        order = counted.numpy_generator(seed, "unseen").permutation(federation.everyone)
-        apart = np.sort(order[: federation.everyone - federation.clients]).astype(np.int64)
-    return np.delete(np.arange(federation.everyone), apart), apart
+        order = counted.numpy_generator(seed, "unseen").permutation(federation.all_clients)
+        apart = np.sort(order[: federation.all_clients - federation.clients]).astype(np.int64)
+    return np.delete(np.arange(federation.all_clients), apart), apart
 
 
 def divided(client_index: ClientIndex, experiment: Experiment) -> ClientIndex:

@@ -106,6 +106,10 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("federation.mean", "method", ["method=qffl", "federation.mean=unbiased"]),
     (
         *("federation.sampler", "method"),
+        ["method={name: streaming_diloco, overlap: 0}", "federation.sampler=replacement", "federation.cohort=10"],
+    ),
+    (
+        *("federation.sampler", "method"),
         ["method=fedavg_m", "federation.sampler=agnostic", "federation.cohort=10"],
     ),
     *(

@@ -34,7 +34,7 @@ GIVEN: dict[str, Any] = {
 def test_who_is_unseen(unseen: Any, count: int):
     federation = Federation.model_validate({**FEDERATION, "unseen": unseen})
     seen, apart = seen_and_unseen(federation, 5)
-    assert (federation.clients, federation.everyone) == (12, 12 + count)
+    assert (federation.clients, federation.all_clients) == (12, 12 + count)
     assert np.array_equal(np.sort(np.concatenate([seen, apart])), np.arange(12 + count))
     assert len(apart) == count
     if isinstance(unseen, list):
