@@ -26,7 +26,7 @@ from .run_files import (
     versions_of,
     why_unfinished,
 )
-from .units import duration, factor, shown, with_unit, written
+from .units import duration, factor, is_share, shown, with_unit, written
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
@@ -98,7 +98,8 @@ def metrics(columns: Columns) -> PageSection:
     rows = []
     for name, values in measured(columns, ("eval/", "train/")):
         there = np.flatnonzero(np.isfinite(values))
-        larger_is_better = better(name) == "max"
+        # What is no share of right answers, nor of clients that are better off, is a loss, an error or a distance.
+        larger_is_better = name.endswith("_better") or (is_share(name) and better(name) == "max")
         best = int(there[np.argmax(values[there]) if larger_is_better else np.argmin(values[there])])
         first, last = (shown(name, float(values[there[i]])) for i in (0, -1))
         rows.append(row_of(name, last, shown(name, float(values[best])), f"{int(columns['round'][best])}", first))

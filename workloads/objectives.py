@@ -113,6 +113,8 @@ class NextToken(Objective):
 
     vocabulary: int
 
+    lower = ("loss", "perplexity")
+
     def checked(self, label: np.ndarray, part: str) -> np.ndarray:
         if label.ndim != 2 or label.dtype.kind not in "iu" or not ((label >= 0) & (label < self.vocabulary)).all():
             raise ValueError(
