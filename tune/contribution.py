@@ -53,16 +53,22 @@ class Coalitions:
     metric: str
     out: Path
     clients: int = field(init=False)
+    sign: int = field(init=False)  # of values: -1 for a metric of which lower values are better
     found: dict[str, dict[str, float]] = field(init=False)
 
     def __post_init__(self) -> None:
         require_kind(self.run, "run", "result.json")
-        self.clients = int(read_config(self.run)["federation"]["clients"])
-        about = {"run": read_json(self.run / "run.json").get("run_id"), "round": self.number}
+        federation = read_config(self.run)["federation"]
+        self.clients = int(federation["clients"])
+        run_id = read_json(self.run / "run.json").get("run_id")
+        about = {"run": run_id, "rounds": federation["rounds"], "round": self.number}
         kept = read_json(self.out / FILE)
         if kept and kept.get("about") != about:
             raise ConfigError(f"--out: {self.out} has values of another run or round; give another folder")
-        self.about = about
+        if not kept and self.out.exists() and not (self.out.is_dir() and not any(self.out.iterdir())):
+            raise ConfigError(f"--out: {self.out} has files, but no values of a contribution; give another folder")
+        lower = RunSpec.of("lower", Result.load(self.run).experiment).workload.lower
+        self.about, self.sign = about, 1 if better(self.metric, lower) == "max" else -1
         self.found = kept.get("values", {})
         self.found[""] = last_values(read_columns(self.run))
         self.value(())
@@ -72,15 +78,20 @@ class Coalitions:
         left_out = tuple(sorted(without))
         key = ",".join(map(str, left_out))
         if key not in self.found:
+            self._keep()  # which says whose the folder is, before anything else lies there
             self.found[key] = self._forked(left_out) if len(left_out) < self.clients else self._before()
-            self.out.mkdir(parents=True, exist_ok=True)
-            write(self.out / FILE, json.dumps({"about": self.about, "values": self.found}, indent=1))
+            self._keep()
         values = self.found[key]
         if self.metric not in values:
             known = [name for name in values if name.startswith(("eval/", "train/"))]
             where = f" without clients {key}" if key else ""
             raise ConfigError(f"--metric: the run has no column {self.metric}{where}; {nearest(self.metric, known)}")
-        return values[self.metric] * (1 if better(self.metric) == "max" else -1)
+        return values[self.metric] * self.sign
+
+    def _keep(self) -> None:
+        """Write the values that are known."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        write(self.out / FILE, json.dumps({"about": self.about, "values": self.found}, indent=1))
 
     def _before(self) -> dict[str, float]:
         """The metrics of the model that forks begin with, which is what is left without any client."""
@@ -174,7 +185,7 @@ def text(found: Contributions, runs: Sequence[Coalitions]) -> str:
         (str(client), *cells(found.left_out[client]), *(cells(found.shapley[client]) if found.shapley else ()))
         for client in order
     ]
-    sign = "" if better(metric) == "max" else "minus "
+    sign = "" if runs[0].sign > 0 else "minus "
     what = f"Contributions to {sign}{in_words(metric)}{unit}, by forks after round {number}"
     forks = sum(len(run.found) - 1 for run in runs)
     return f"{what}: {forks} forks of {len(runs)} run{'s' * (len(runs) > 1)}\n{columns([tuple(heads), *rows])}"

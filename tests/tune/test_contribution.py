@@ -85,6 +85,8 @@ def test_forks_of_a_run(finished: Path, tmp_path: Path, monkeypatch: pytest.Monk
     )
     with pytest.raises(ConfigError, match="has values of another run or round; give another folder"):
         Coalitions(finished, 1, "eval/loss", tmp_path / "out")
+    with pytest.raises(ConfigError, match="has files, but no values of a contribution; give another folder"):
+        Coalitions(finished, 0, "eval/loss", tmp_path)
     with pytest.raises(ConfigError, match="the run has no column eval/los; did you mean eval/loss"):
         Coalitions(finished, 0, "eval/los", tmp_path / "out")
 
