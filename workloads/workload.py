@@ -139,7 +139,8 @@ class Adapter(ABC):
     @abstractmethod
     def initial(self, network: nn.Module, seed: int) -> dict[str, Tensor]:
         """The initial values of the parameters that `adapt` has added, name -> tensor on the CPU, drawn by keys of
-        `counted` from the seed alone. network: after `adapt`, on any device."""
+        `counted` from the seed alone, or read from `files`, where there may be others that are trained, too. network:
+        after `adapt`, on any device."""
 
     def files(self) -> Mapping[str, Path]:
         """The files that tensors are read from, by names as in `Workload.data_files`."""

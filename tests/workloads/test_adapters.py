@@ -266,12 +266,13 @@ def test_what_is_written_is_read(tmp_path: Path):
     network, p = with_factors()
     save(tmp_path, SEVERAL.written(network, p))
     read = replace(SEVERAL, factors=str(tmp_path)).initial(network, 0)
-    assert [*read] == [name for name in p if "lora" in name]
+    assert [*read] == [name for name in p if "lora" in name or name.startswith("head")]
     assert all(torch.equal(read[name], p[name]) for name in read)
     for settings, told in (
         ({"rank": 3}, "factors: r must be 3, as the settings say, got 2"),
         ({"stabilised": False}, "factors: use_rslora must be False, as the settings say, got True"),
         ({"targets": ("inner.q",)}, r"factors: inner.q.lora_a must have the shape \(2, 6\), got none"),
+        ({"train": ()}, r"factors: base_model.model.head.bias in .* is of no trained module; change targets or train"),
         (
             {"factors": str(tmp_path / "none")},
             "factors must be a folder with adapter_config.json and adapter_model.safe",

@@ -161,7 +161,7 @@ class Lora(Adapter):
     at which entries of the inputs of A are dropped in training. `train`: patterns of parameters that are trained as
     they are, such as a new head. `weights`: a safetensors file with the weights that are frozen, such as the model of
     another run; those of a last layer of another shape are not read. `factors`: a folder of the package peft with the
-    factors that training begins with.
+    factors that training begins with, and with parameters of `train` if it has some.
     """
 
     targets: str | tuple[str, ...] = "auto"
@@ -244,7 +244,7 @@ class Lora(Adapter):
 
     def initial(self, network: nn.Module, seed: int) -> dict[str, Tensor]:
         if self.factors is not None:
-            return read(Path(self.factors).expanduser(), self, adapted_in(network))
+            return read(Path(self.factors).expanduser(), self, network, adapted_in(network))
         return {
             (f"{name}.{factor}" if name else factor): value
             for number, (name, module) in enumerate(adapted_in(network).items())

@@ -63,9 +63,12 @@ def written(
     return {CONFIG: config, TENSORS: tensors}
 
 
-def read(folder: Path, settings: Any, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """The factors in a folder of peft by their names here. Raises ValueError for an adapter with another scale, or with
-    other factors than the modules have."""
+def read(folder: Path, settings: Any, network: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The factors in a folder of peft, and the other trained parameters that it has, by their names here.
+
+    settings, network, modules: as for `written`. Raises ValueError for an adapter with another scale or of another
+    kind, with other factors than the modules have, or with parameters that are not trained.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -77,11 +80,21 @@ def read(folder: Path, settings: Any, modules: Mapping[str, nn.Module]) -> dict[
     for key, wanted in (("r", settings.rank), ("lora_alpha", settings.alpha), ("use_rslora", settings.stabilised)):
         if config.get(key, False) != wanted:
             raise ValueError(f"factors: {key} must be {wanted}, as the settings say, got {config.get(key)} in {folder}")
-    found = {own: tensors.get(theirs) for own, theirs in names_of(modules)}
-    for name, value in found.items():
-        module, _, factor = name.rpartition(".")
-        shape = tuple(getattr(modules[module], factor).shape)
-        if value is None or tuple(value.shape) != shape:
-            got = "none" if value is None else f"{tuple(value.shape)}"
+    for key in ("use_dora", "rank_pattern", "alpha_pattern"):
+        if config.get(key):
+            raise ValueError(f"factors: adapters with {key} are not known, got {config[key]} in {folder}")
+    names, parameters = dict(names_of(modules)), parameters_of(network)
+    trained = {name: value for name, (value, _) in parameters.items() if value.requires_grad}
+    wanted = {name: names.get(name, f"{PREFIX}{name}") for name in trained}
+    found = {name: tensors[theirs] for name, theirs in wanted.items() if theirs in tensors}
+    for name, value in trained.items():
+        if name not in found and name not in names:
+            continue  # it begins as in the network
+        shape, got = tuple(value.shape), tuple(found[name].shape) if name in found else "none"
+        if got != shape:
             raise ValueError(f"factors: {name} must have the shape {shape}, got {got} in {folder}; change targets")
-    return {name: value for name, value in found.items() if value is not None}
+    whole = {name.rpartition(".")[0] for name in trained}  # modules of which peft has all parameters
+    known = {*wanted.values(), *(f"{PREFIX}{name}" for name in parameters if name.rpartition(".")[0] in whole)}
+    if others := sorted({*tensors} - known):
+        raise ValueError(f"factors: {others[0]} in {folder} is of no trained module; change targets or train")
+    return found
