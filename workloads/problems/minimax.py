@@ -114,6 +114,9 @@ class OverClassification(MinMax):
     def check_split(self, split: Split, most: float) -> None:
         self.of.check_split(split, most)
 
+    def prepared(self, split: Split) -> Split:
+        return self.of.prepared(split)
+
     @abstractmethod
     def others(self) -> dict[str, Tensor]:
         """The initial values of the tensors that do not belong to the network, by name."""
