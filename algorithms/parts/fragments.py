@@ -71,7 +71,7 @@ def by_patterns(layout: Layout, patterns: Sequence[Sequence[str]]) -> Fragments:
 
 @lru_cache(maxsize=8)
 def fragment_numbers(fragments: Fragments, layout: Layout, device: torch.device) -> Tensor:
-    """(P,) int64: the number of the fragment, from 0, at each place of a flat vector."""
+    """(P,) int16: the number of the fragment, from 0, at each place of a flat vector."""
     of_name = {name: f for f, names in enumerate(fragments) for name in names}
     sized = zip(layout.names, layout.sizes, strict=True)
-    return torch.cat([torch.full((size,), of_name[name], device=device) for name, size in sized])
+    return torch.cat([torch.full((size,), of_name[name], dtype=torch.int16, device=device) for name, size in sized])
