@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..engine.records.client_models import FILE
-from ..engine.records.metrics import better
 from .page.content import NO_STYLE, Axis, Chart, Curve, Marks, PageSection, TableCell, numbers, row_of
 from .run_files import Columns, columns_of
 from .units import factor, with_unit
@@ -110,12 +109,13 @@ def others(runs: Sequence[ByClient]) -> list[str]:
     return [label for label in dict.fromkeys(run.label for run in runs) if label != runs[0].label]
 
 
-def differences(runs: Sequence[ByClient], metric: str) -> PageSection:
-    """How many clients are better and worse off with each label than with the first one."""
+def differences(runs: Sequence[ByClient], metric: str, best: str) -> PageSection:
+    """How many clients are better and worse off with each label than with the first one. best: "max" or "min", which
+    values of the metric are better."""
     name, rows = compared(runs, metric), list[list[TableCell]]()
     if name is None:
         return PageSection(BETTER_OFF, "")
-    sign = 1 if better(metric_of(name)) == "max" else -1
+    sign = 1 if best == "max" else -1
     for label in others(runs):
         if found := list(pairs(runs, label, name)):
             base, value = (np.concatenate([each[i] for each in found]) for i in (1, 2))

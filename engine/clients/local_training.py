@@ -117,7 +117,8 @@ def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
 def parts_of(batch: Batch, most: int) -> Iterator[tuple[Any, Batch]]:
     """(share, part) of a batch in parts of at most so many examples. The mean loss of the batch is the sum over parts
     of `share` times the mean loss of the part: a number, or () where examples have weights. Each part has a key of its
-    own; the weights of a part are 0 where all of its examples are padding."""
+    own. Where all examples of a part are padding, it has the share 0, and equal weights, with which it can be
+    normalised as any other one."""
     columns = {name: column for name, column in batch.items() if name not in ("key", "weight")}
     weight, count = batch.get("weight"), len(next(iter(columns.values())))
     for begin in range(0, count, most):
@@ -128,7 +129,8 @@ def parts_of(batch: Batch, most: int) -> Iterator[tuple[Any, Batch]]:
             continue
         own = weight[begin : begin + most]
         share = own.sum()
-        yield share, {**part, "weight": own / torch.where(share > 0, share, 1.0)}
+        weights = torch.where(share > 0, own / torch.where(share > 0, share, 1.0), 1.0 / len(own))
+        yield share, {**part, "weight": weights}
 
 
 class ClientSteps:
@@ -248,7 +250,7 @@ class LocalTrainer:
     def shared(self, kept: Tensor, share: Any) -> Tensor:
         """What is kept of the loss on a part of a step's batch, as a summand of what is kept of the whole. share: of
         the part, see `parts_of`."""
-        return torch.cat([kept[:1] * share, kept[1:]]) if self.with_rms else kept * share
+        return torch.cat([kept[:1] * share, kept[1:] * (share > 0)]) if self.with_rms else kept * share
 
     def loss_at(self, point: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """`loss` at a point in the run's dtype."""

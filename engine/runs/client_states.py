@@ -51,7 +51,7 @@ class ClientStates:
                 )
             if self._method.own_view:
                 raise ConfigError(
-                    f"{folder}: clients keep no models, and choose one by their rows when they are evaluated, got "
+                    f"{folder}: clients make their models from the losses on their rows when they are evaluated, got "
                     f"{self._method_name}; choose a run whose clients keep parts of a model"
                 )
             self._snapshot = kept_snapshot(folder, experiment, rounds)

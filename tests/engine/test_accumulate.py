@@ -87,7 +87,7 @@ def test_parts_have_draws_of_their_own():
     parts = list(parts_of(batch, 2))
     assert [part["input"].tolist() for _, part in parts] == [[0, 1], [2, 3], [4]]
     assert [float(share) for share, _ in parts] == [1, 0, 0]
-    assert [part["weight"].tolist() for _, part in parts] == [[0.5, 0.5], [0, 0], [0]]
+    assert [part["weight"].tolist() for _, part in parts] == [[0.5, 0.5], [0.5, 0.5], [1]]
     assert parts[0][1]["key"] == key
     assert len({int(part["key"]) for _, part in parts}) == 3
     shares = [share for share, _ in parts_of({"input": torch.arange(5), "key": key}, 2)]

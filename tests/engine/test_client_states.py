@@ -109,5 +109,5 @@ def test_clients_without_models_of_their_own(tmp_path: Path):
 @pytest.mark.long
 def test_clients_that_choose_among_models(tmp_path: Path):
     result = run(small(method="ifca"), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"clients keep no models, and choose one by their rows .* got ifca"):
+    with pytest.raises(ConfigError, match=r"clients make their models from the losses on their rows .* got ifca"):
         result.client_model(3)

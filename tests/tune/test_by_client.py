@@ -34,20 +34,22 @@ def test_shares_of_clients():
         table("ditto", [0.2, 0.2, 0.2, 0.2], seed=1),
         table("ditto", [1.0, 1.0, 1.0, 1.0], seed=2),
     ]
-    ((label, *cells),) = ([cell.text for cell in row] for row in differences(runs, "eval/own/test_accuracy_worst").rows)
+    ((label, *cells),) = (
+        [cell.text for cell in row] for row in differences(runs, "eval/own/test_accuracy_worst", "max").rows
+    )
     assert label == "ditto"
     assert cells == [f"{5 / 7:.1%}", f"{1 / 7:.1%}", f"{1 / 7:.1%}", f"{100 * 0.4 / 7:+.4g}", "7"]
 
 
 def test_smaller_losses_are_better():
     runs = [table("a", [0.0] * 4, own_test_loss=[1.0] * 4), table("b", [0.0] * 4, own_test_loss=[0.5] * 4)]
-    (row,) = differences(runs, "eval/own/test_loss").rows
+    (row,) = differences(runs, "eval/own/test_loss", "min").rows
     assert [cell.text for cell in row] == ["b", "100.0%", "0.0%", "0.0%", "-0.5", "4"]
 
 
 def test_clients_with_other_rows_are_not_compared():
     other = table("b", [0.5] * 4)._replace(columns={**table("b", [0.5] * 4).columns, "rows_training": np.ones(4)})
-    assert not differences([table("a", [0.5] * 4), other], "eval/own/test_accuracy").rows
+    assert not differences([table("a", [0.5] * 4), other], "eval/own/test_accuracy", "max").rows
     assert not scatters([table("a", [0.5] * 4), other], "eval/own/test_accuracy").charts
 
 

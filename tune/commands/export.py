@@ -15,6 +15,7 @@ from ...engine.runs.result import Result
 from ...engine.runs.saved_files import save_model
 from ...engine.storage.atomic_write import write
 from ...engine.user_code import plugin_errors
+from ...workloads.wrappers.wrapped import Wrapped
 from ..exit_status import report_errors
 from ..forking import client_numbers
 from ..streams import say
@@ -85,6 +86,8 @@ def export_adapted(run: Path, clients: tuple[str, ...], form: str, out: Path | N
         raise ConfigError(f"--client: --as {form} writes one model, got {len(numbers)} clients; give one of them")
     tensors = result.client_states().model(numbers[0]) if numbers else result.model
     workload: Any = RunSpec.of(result.run_id, result.experiment).workload
+    while isinstance(workload, Wrapped):
+        workload = workload.of
     adapter = getattr(workload, "adapter", None)
     if adapter is None:
         raise ConfigError(f"{run}: --as {form} needs a run with workload.adapter; it has none")

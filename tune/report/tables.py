@@ -19,7 +19,7 @@ LEVEL = 0.05
 
 def tables(found: Findings) -> list[PageSection]:
     """All tables that have rows."""
-    clients = differences(found.by_client, found.report.metric)
+    clients = differences(found.by_client, found.report.metric, found.report.best)
     made = [
         results(found),
         clients,
