@@ -26,6 +26,7 @@ from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
 from fedfleet.engine.kernels import tape
 from fedfleet.engine.kernels.tape import PROOFS, Tapes
 from fedfleet.engine.method_form.numbers import numbers
+from fedfleet.engine.method_form.state_spec import some_view
 from fedfleet.engine.runs.prepare import prepare
 
 from ..test_conformance import spec as with_arguments
@@ -46,14 +47,13 @@ def test_a_recorded_round_has_the_bits_of_the_round(name: str, problem: Any):
     experiment = problem.experiment.model_copy(update={"method": with_arguments(name)})
     spec = problem.of("test", experiment)
     method, x, count = spec.method(), spec.initial_model(), 3
-    if method.own_view:
-        pytest.skip("its clients are not trained together with those of other runs")
     paths = [path for path in numbers(method) if path[-1] in ("lr", "server_lr", "matrix_lr")][:1]
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         public = method.unpack(method.broadcast(method.server_init(x)))
+        client = method.client_init(public)
         both = pytree.tree_map(
-            lambda leaf: leaf.expand(count, *leaf.shape).clone(), (public, method.client_init(public))
+            lambda leaf: leaf.expand(count, *leaf.shape).clone(), (some_view(method, public, client), client)
         )
         values = tuple(torch.full((count,), numbers(method)[path], dtype=torch.float64) for path in paths)
         recorded, plain = (MembersTrainer(LocalTrainer(method, spec.workload, x), tuple(paths)) for _ in range(2))
