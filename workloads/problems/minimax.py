@@ -8,18 +8,14 @@ the dual tensors, and needs no min-max code.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..classification import Classification, check_logits
 from ..objectives import Classes
-from ..workload import Batch, Params, Split, Workload
-from ..wrappers.wrapped import OtherRows
+from ..workload import Batch, Params, Workload
+from ..wrappers.wrapped import OtherRows, WithDataOf
 
 PRIMAL, DUAL, NET = "primal.", "dual.", "primal.net."
 
@@ -41,11 +37,9 @@ class MinMax(Workload):
 
 
 @dataclass(frozen=True)
-class OverClassification(MinMax):
+class OverClassification(MinMax, WithDataOf):
     """A min-max objective over the network of a classification workload `of`, around which there may be workloads with
     other rows, such as label_noise. The tensors of the network are named `primal.net.…`."""
-
-    of: Workload
 
     def __post_init__(self) -> None:
         _ = self.base
@@ -75,47 +69,10 @@ class OverClassification(MinMax):
     def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return tuple(NET + name for name in self.base.buffers)
 
-    @property
-    def outline(self) -> nn.Module | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.outline
-
-    @property
-    def outline_input(self) -> tuple[int, ...] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.outline_input
-
-    @property
-    def training_rows(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.training_rows
-
-    @property
-    def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.converted
-
     def check(self) -> None:
-        self.of.check()
+        super().check()
         if not isinstance(self.base.objective, Classes):
             raise ValueError("of must have a class for each row, got numbers or several; leave workload.of.task out")
-
-    def data_files(self) -> Mapping[str, Path]:
-        return self.of.data_files()
-
-    def facts_of_data(self) -> Any:
-        return self.of.facts_of_data()
-
-    def take_facts(self, facts: Any) -> None:
-        self.of.take_facts(facts)
-
-    def split(self, seed: int, clients: int) -> Split:
-        return self.of.split(seed, clients)
-
-    def differences(self, seed: int, clients: int) -> dict[str, np.ndarray]:
-        return self.of.differences(seed, clients)
-
-    def check_split(self, split: Split, most: float) -> None:
-        self.of.check_split(split, most)
-
-    def prepared(self, split: Split) -> Split:
-        return self.of.prepared(split)
 
     @abstractmethod
     def others(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A workload around another one: a subclass overrides some methods, the inner workload does the rest."""
+"""Workloads around another one: a subclass overrides some methods, the inner workload does the rest."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..workload import Batch, Chained, Columns, Params, Split, Workload
 
 
 @dataclass(frozen=True)
-class Wrapped(Workload):
-    """`of`: the inner workload."""
+class WithDataOf(Workload):
+    """A workload with the data and the network of another one. `of`: the other one."""
 
     of: Workload
 
@@ -40,6 +40,30 @@ class Wrapped(Workload):
     def prepared(self, split: Split) -> Split:
         return self.of.prepared(split)
 
+    @property
+    def outline(self) -> nn.Module | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.outline
+
+    @property
+    def outline_input(self) -> tuple[int, ...] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.outline_input
+
+    @property
+    def training_rows(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.training_rows
+
+    @property
+    def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.converted
+
+    def differences(self, seed: int, clients: int) -> dict[str, np.ndarray]:
+        return self.of.differences(seed, clients)
+
+
+@dataclass(frozen=True)
+class Wrapped(WithDataOf):
+    """A workload around another one, whose losses and reports it has where a subclass does not override them."""
+
     def init(self, seed: int) -> dict[str, Tensor]:
         return self.of.init(seed)
 
@@ -60,22 +84,6 @@ class Wrapped(Workload):
         return self.of.buffers
 
     @property
-    def outline(self) -> nn.Module | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.outline
-
-    @property
-    def outline_input(self) -> tuple[int, ...] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.outline_input
-
-    @property
-    def training_rows(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.training_rows
-
-    @property
-    def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.converted
-
-    @property
     def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.whole
 
@@ -85,9 +93,6 @@ class Wrapped(Workload):
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
         return self.of.summary(means, columns)
-
-    def differences(self, seed: int, clients: int) -> dict[str, np.ndarray]:
-        return self.of.differences(seed, clients)
 
 
 @dataclass(frozen=True)
