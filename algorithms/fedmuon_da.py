@@ -13,7 +13,8 @@ The second line is what the first gives for an m x 1 and a 1 x 1 matrix; the pap
 So a dual of one number, which has no matrix in it, takes steps of its sign, as in Fed-NSGDA-M. The layer scale is none,
 as in the paper. The paper's algorithm has a singular value decomposition, and its text says that Newton-Schulz
 iterations replace it. These iterations, with Jordan's coefficients, are the default; their singular values end between
-0.5 and 1.5. ball = svd computes the decomposition. beta as in `fed_nsgda_m`.
+0.5 and 1.5. ball = svd computes the decomposition. beta as in `fed_nsgda_m`. With `parameter_free: true` all sizes are
+those of Theorem 2, which are those of Theorem 1; see `controlled_momentum`.
 
 Departures:
 - All clients take part in the paper; in a cohort h moves by S/N, see `controlled_momentum`, and u follows it.
@@ -27,19 +28,29 @@ Departures:
 
 from __future__ import annotations
 
-from .parts.controlled_momentum import ControlledMomentum, controlled_momentum
+from functools import partial
+
+from .parts.controlled_momentum import ControlledMomentum, SizedByTheorem, with_sizes
 from .parts.groups import Number
 from .parts.muon import UNNAMED, Ball, Spectral
 from .parts.rules import Normalised
 
 
+def _rule(ball: Ball, lr: Number) -> Spectral:
+    """The local step of this length."""
+    return Spectral(lr, Normalised(lr, over="tensor"), ball, "none")
+
+
 def fedmuon_da(
-    lr: Number = 0.01,
+    lr: Number | None = None,
     gamma: Number | None = None,
-    beta: Number = 0.9,
+    beta: Number | None = None,
     ball: Ball = UNNAMED,
-) -> ControlledMomentum:
-    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; gamma: the server's step size, or one for
-    each group, lr K unless given; beta: weight of the new gradient; ball: how matrices are orthogonalised."""
-    rule = Spectral(lr, Normalised(lr, over="tensor"), ball, "none")
-    return controlled_momentum(rule, lr, gamma, beta)
+    parameter_free: bool = False,
+    condition: float | None = None,
+) -> ControlledMomentum | SizedByTheorem:
+    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}, 0.01 unless given; gamma: the server's
+    step size, or one for each group, lr K unless given; beta: weight of the new gradient, 0.9 unless given; ball: how
+    matrices are orthogonalised; parameter_free: `lr`, `gamma` and `beta` follow from the run's sizes and may not be
+    given; condition: the problem's condition number for them, at least 1, and 1 unless given."""
+    return with_sizes(partial(_rule, ball), lr, gamma, beta, parameter_free, condition)

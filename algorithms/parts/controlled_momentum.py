@@ -17,20 +17,29 @@ Where steps are normalised, lr cancels from the server's step: gamma is the effe
 far apart the points are at which gradients are taken. gamma = lr K, the default, gives the plain mean. With unequal
 numbers of local steps each client's displacement is divided by its own K. Means are uniform, whatever the federation's
 client weights are.
+
+Theorems 1 and 2 give all sizes as functions of the clients N, here the cohort, of K, of the rounds T and of the
+condition number kappa of the problem:
+
+    lr = 1 / (K T^(1/2)),  beta = (N K / T)^(1/2),  gamma_x = (N K)^(1/4) / (kappa T^(3/4)),  gamma_y = 10 kappa gamma_x
+
+with 1 for each constant that they leave open; the 10 is that of the proofs (Lemma A.5). kappa is the smoothness over
+the constant of the Polyak-Lojasiewicz condition in the dual.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from ..contract import Algorithm, Client, Deferred, Local, Message, Oracle, Public, Round, RunContext, Server
 from ..local import Rule
 from ..tree import Tree
-from .checks import positive, positive_fraction
-from .groups import Number, both
+from .checks import positive, positive_fraction, refuse
+from .groups import Number, PerGroup, both
 
 
 class Shared(NamedTuple):
@@ -117,3 +126,48 @@ def controlled_momentum(rule: Rule, lr: Number, gamma: Number | None, beta: Numb
         return ControlledMomentum(rule, beta)
     positive(gamma=gamma)
     return ControlledMomentum(rule, beta, gamma / lr, gamma)
+
+
+# --- sizes by theorems 1 and 2 ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class SizedByTheorem(Deferred):
+    """The method with the sizes of the theorems. `rule`: the local step of a step size; `condition`: kappa."""
+
+    rule: Callable[[Number], Rule]
+    condition: float
+
+    def __post_init__(self) -> None:
+        if not self.condition >= 1:
+            raise ValueError(f"condition >= 1 must hold, got condition={self.condition}")
+
+    def build(self, context: RunContext) -> ControlledMomentum:
+        if context.steps is None:
+            raise ValueError("parameter_free needs federation.local.steps, got epochs; give steps")
+        together, rounds = context.cohort * context.steps, context.rounds
+        if together > rounds:
+            raise ValueError(
+                f"parameter_free needs cohort * steps <= rounds, got cohort={context.cohort}, steps={context.steps}, "
+                f"rounds={rounds}; raise rounds"
+            )
+        lr, beta = 1 / (context.steps * rounds**0.5), (together / rounds) ** 0.5
+        gamma = together**0.25 / (self.condition * rounds**0.75)
+        return controlled_momentum(self.rule(lr), lr, PerGroup(gamma, 10 * self.condition * gamma), beta)
+
+
+def with_sizes(
+    rule: Callable[[Number], Rule],
+    lr: Number | None,
+    gamma: Number | None,
+    beta: Number | None,
+    parameter_free: bool,
+    condition: float | None,
+) -> ControlledMomentum | SizedByTheorem:
+    """The method with the sizes that are given, or with those of the theorems. lr is 0.01, beta 0.9 and condition 1
+    where they are None."""
+    if parameter_free:
+        given = {"lr": lr, "gamma": gamma, "beta": beta}
+        refuse(given, "parameter_free=true sets it from the run's sizes", "leave it out, or parameter_free")
+        return SizedByTheorem(rule, 1.0 if condition is None else condition)
+    refuse({"condition": condition}, "only parameter_free=true reads it", "leave it out, or set parameter_free")
+    lr = 0.01 if lr is None else lr
+    return controlled_momentum(rule(lr), lr, gamma, 0.9 if beta is None else beta)

@@ -270,3 +270,15 @@ def test_fed_nsgda_m_by_hand():
     assert [server.private.h.flat.tolist() for server in result.servers] == [[-1 / 4, -5 / 8], [1 / 8, 1 / 8]]
     assert result.servers[1].private.u.flat.tolist() == [0, -3 / 32]
     assert [client.flat.tolist() for client in result.clients[0]] == [[1, -1 / 2], [-3 / 2, -3 / 4]]
+
+
+@pytest.mark.parametrize("method", [fed_nsgda_m, fedmuon_da], ids=lambda method: method.__name__)
+def test_sizes_by_theorems_need_enough_rounds_and_a_condition_number(method):
+    deferred = method(parameter_free=True)
+    with pytest.raises(ValueError, match=r"needs federation\.local\.steps"):
+        deferred.build(RunContext(2, 4, 10, None))
+    with pytest.raises(ValueError, match="cohort=5, steps=3, rounds=14; raise rounds"):
+        deferred.build(RunContext(5, 5, 14, 3))
+    assert deferred.build(RunContext(5, 5, 15, 3)).beta == 1.0
+    with pytest.raises(ValueError, match=r"condition >= 1 must hold, got condition=0.5"):
+        method(parameter_free=True, condition=0.5)

@@ -142,3 +142,14 @@ def test_frozen_momentum(method, gamma, fused):
     for clients, own_controls in zip(fast.clients, expected.own, strict=True):
         for client, h in zip(clients, own_controls, strict=True):
             same(client, minimax.flip(h), within)
+
+
+@pytest.mark.parametrize("method", ["fed_nsgda_m", "fedmuon_da"])
+def test_sizes_of_the_theorems(method):
+    make, own, there = FROZEN[method]
+    sizes = minimax_corrected.theorem_sizes(3, 3, 64, 4.0)
+    expected = slow(getattr(minimax_corrected, make.__name__), EQUAL, **sizes, **there)
+    fast = make(parameter_free=True, condition=4.0, **own).build(RunContext(3, 5, 64, 3))
+    models(fast, expected, EQUAL)
+    recorded = fast.server_metrics(None, None, None)
+    assert [recorded["lr"], recorded["lr_dual"]] == pytest.approx(sizes["gamma"])

@@ -148,3 +148,11 @@ def fed_sgda_clip(gradient, z0, clients, cohorts, steps, lr, gamma=None, beta=LI
         return times(u, tau[place] / size) if size > tau[place] else u
 
     return frozen_momentum(gradient, z0, clients, cohorts, steps, by_group(step), lr, gamma, beta, **settings)
+
+
+def theorem_sizes(clients, steps, rounds, kappa):
+    """The sizes of theorems 1 and 2 (equations 11 and 17), with 1 for the constants in O() and the 10 of Lemma A.5."""
+    per_round = clients * steps
+    dual = 10 * np.sqrt(np.sqrt(per_round)) / rounds**0.75  # gamma_y = 10 kappa gamma_x
+    length, weight = 1 / (steps * np.sqrt(rounds)), np.sqrt(per_round / rounds)
+    return {"lr": (length, length), "gamma": (dual / (10 * kappa), dual), "beta": (weight, weight)}
