@@ -251,7 +251,8 @@ class Classification(Workload):
 
     @property
     def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if self.overridden or not isinstance(self.objective, Classes):
+        weighted = type(self).row_weights is not Workload.row_weights
+        if self.overridden or weighted or not isinstance(self.objective, Classes):
             return None
         return Chained(self.network.module, self.shape, self.inputs)
 

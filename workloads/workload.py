@@ -221,13 +221,24 @@ class Workload(ABC):
         `init` has.
 
         `p` is in the run's dtype; the columns of `batch` have the types of `Split.train`. The engine computes the mean,
-        with the batch's weights where it has them.
+        with the batch's weights where it has them, and with those of `row_weights`.
         """
 
     @abstractmethod
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         """name -> (B,): the metrics of each example of a batch of test rows. What is recorded for a test set is the
-        mean over all of its examples, except for the columns that `whole` names. Modules are in `eval()`."""
+        mean over all of its examples, with their `row_weights`, except for the columns that `whole` names. Modules are
+        in `eval()`."""
+
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        """(B,) w >= 0: how much each row of a batch counts, such as the number of targets of a text; None where all
+        rows count alike. They follow from the columns of the row alone.
+
+        The mean of losses l is sum(w l) / max(sum(w), 1): in a local step over the rows of a client's batch, also where
+        it is taken in parts, and in evaluations over all rows of the test set or of a client. The columns of the report
+        are averaged in the same way.
+        """
+        return None
 
     def trial(self, p: Params, batch: Batch) -> object:
         """One forward pass of training, on a batch with a "key". The engine runs it before round 1 and refuses modules
@@ -255,8 +266,8 @@ class Workload(ABC):
     gives the new value."""
 
     chained: Chained | None = None
-    """Set where `losses` is nothing but the cross-entropy of a network's logits; the engine may then compute the loss
-    with a fused kernel."""
+    """Set where `losses` is nothing but the cross-entropy of a network's logits, and rows have no weights; the engine
+    may then compute the loss with a fused kernel."""
 
     outline: nn.Module | None = None
     """The network without its numbers, on the device "meta", where the workload has one."""

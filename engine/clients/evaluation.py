@@ -22,6 +22,7 @@ from ..config.schema import Evaluate
 from ..errors import EvaluationFailed
 from ..reduction.tree import RoundTotals
 from ..user_code import plugin_errors
+from .local_training import shares_of
 
 Columns = Mapping[str, Tensor]
 Metrics = tuple[dict[str, float], dict[str, np.ndarray]]
@@ -110,7 +111,9 @@ def probe_losses(
             rows = np.sort(draw.choice(rows, task.rows, replace=False))
         batch = {name: column.index_select(0, torch.from_numpy(rows)).to(device) for name, column in train.items()}
         batch["key"] = counted.key(seed, "probe", task.round, client).to(device)
-        found.append(float(workload.losses(p, batch).mean(dtype=torch.float64)))
+        losses = workload.losses(p, batch).double()
+        shares = shares_of(workload, batch, losses.dtype)
+        found.append(float(losses.mean() if shares is None else (losses * shares).sum()))
     return {}, {"loss": np.array(found)}
 
 
@@ -153,11 +156,15 @@ def evaluate_test_rows(
     """For each model, the sums of the report's columns over some test rows, and the columns that the workload needs
     unsummed. rows: the columns of the task's rows."""
     batch = {name: column.to(device) for name, column in rows.items()}
-    found = []
+    found, weights = [], workload.row_weights(batch)
+    total = task.end - task.begin if weights is None else weights.sum(dtype=torch.float64)
     for report in reports(workload, models, batch):
         whole = {name: report[name].cpu().numpy() for name in workload.whole}
-        sums = {name: float(c.sum(dtype=torch.float64)) for name, c in report.items() if name not in whole}
-        found.append(({**sums, "examples": float(task.end - task.begin)}, whole))
+        summed = {name: column for name, column in report.items() if name not in whole}
+        if weights is not None:
+            summed = {name: column.double() * weights for name, column in summed.items()}
+        sums = {name: float(column.sum(dtype=torch.float64)) for name, column in summed.items()}
+        found.append(({**sums, "weights": float(total)}, whole))
     return found
 
 
@@ -175,16 +182,25 @@ def evaluate_clients(
     starts = client_index.offsets[task.begin : task.end + 1]
     rows, sizes = torch.from_numpy(client_index.rows[starts[0] : starts[-1]]), np.diff(starts)
     columns: list[dict[str, list[np.ndarray]]] = [{} for _ in models]
+    weights: list[np.ndarray] = []
     for batch_rows in rows.split(size) if len(rows) else ():
         batch = {name: column.index_select(0, batch_rows).to(device) for name, column in train.items()}
+        if (counted_rows := workload.row_weights(batch)) is not None:
+            weights.append(counted_rows.double().cpu().numpy())
         for own, report in zip(columns, reports(workload, models, batch), strict=True):
             for name, column in report.items():
                 if name not in workload.whole:
                     own.setdefault(name, []).append(column.double().cpu().numpy())
     first_rows = (starts[:-1] - starts[0])[sizes > 0]
 
+    def sums(values: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(values, first_rows)
+
     def means(values: list[np.ndarray]) -> np.ndarray:
-        return np.add.reduceat(np.concatenate(values), first_rows) / sizes[sizes > 0]
+        if not weights:
+            return sums(np.concatenate(values)) / sizes[sizes > 0]
+        of_rows = np.concatenate(weights)
+        return sums(np.concatenate(values) * of_rows) / np.maximum(sums(of_rows), 1)
 
     return [({}, {name: means(values) for name, values in own.items()}) for own in columns]
 
@@ -217,7 +233,7 @@ def report_columns(workload: Workload, totals: RoundTotals, prefix: str = "") ->
     """The columns of the test set, or of the rows for validation. totals: sums over all of its rows, and the columns
     that were not summed."""
     facts = totals.facts
-    means = {name: value / facts["examples"] for name, value in facts.items() if name != "examples"}
+    means = {name: value / max(facts["weights"], 1) for name, value in facts.items() if name != "weights"}
     with plugin_errors("the workload's summary raised", EvaluationFailed):
         more = workload.summary(means, totals.clients)
     return {f"eval/{prefix}{name}": value for name, value in {**means, **more}.items()}

@@ -93,7 +93,8 @@ class BatchOracle:
         """The same on the batch of the step, which is taken in parts."""
         assert self.trainer.at_once is not None
         gradient, losses = torch.zeros_like(y.flat), list[Tensor]()
-        for share, part in parts_of(self.batch, self.trainer.at_once):
+        rows = counted_rows(self.trainer.workload, self.batch, y.flat.dtype)
+        for share, part in parts_of(self.batch, self.trainer.at_once, rows):
             found, loss = self._on(y, part)
             gradient = gradient + found * share
             losses.append(self.trainer.shared(loss, share))
@@ -114,23 +115,41 @@ def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
     return {name: column if name == "key" else column[:real] for name, column in batch.items()}
 
 
-def parts_of(batch: Batch, most: int) -> Iterator[tuple[Any, Batch]]:
+def counted_rows(workload: Workload, batch: Batch, dtype: torch.dtype) -> Tensor | None:
+    """(B,): the workload's weights of the rows of a batch, 0 for padding, in `dtype` or in float32; None for none."""
+    rows = workload.row_weights(batch)
+    if rows is None:
+        return None
+    rows = rows.to(torch.promote_types(dtype, torch.float32))
+    return torch.where(batch["weight"] > 0, rows, 0.0) if "weight" in batch else rows
+
+
+def shares_of(workload: Workload, batch: Batch, dtype: torch.dtype) -> Tensor | None:
+    """(B,): what the loss of each example is multiplied by in the mean of a batch; None for the plain mean. dtype: of
+    the losses."""
+    rows = counted_rows(workload, batch, dtype)
+    return batch.get("weight") if rows is None else rows / rows.sum().clamp(min=1)
+
+
+def parts_of(batch: Batch, most: int, rows: Tensor | None = None) -> Iterator[tuple[Any, Batch]]:
     """(share, part) of a batch in parts of at most so many examples. The mean loss of the batch is the sum over parts
-    of `share` times the mean loss of the part: a number, or () where examples have weights. Each part has a key of its
-    own. Where all examples of a part are padding, it has the share 0, and equal weights, with which it can be
-    normalised as any other one."""
+    of `share` times the mean loss of the part: a number, or () where examples have weights. rows: `counted_rows` of
+    the batch. Each part has a key of its own. Where all examples of a part are padding, it has the share 0, and equal
+    weights, with which it can be normalised as any other one."""
     columns = {name: column for name, column in batch.items() if name not in ("key", "weight")}
     weight, count = batch.get("weight"), len(next(iter(columns.values())))
     for begin in range(0, count, most):
         part = {name: column[begin : begin + most] for name, column in columns.items()}
         part["key"] = counted.key(batch["key"], "part", begin // most) if begin else batch["key"]
-        if weight is None:
-            yield min(most, count - begin) / count, part
-            continue
-        own = weight[begin : begin + most]
-        share = own.sum()
-        weights = torch.where(share > 0, own / torch.where(share > 0, share, 1.0), 1.0 / len(own))
-        yield share, {**part, "weight": weights}
+        share: Any = min(most, count - begin) / count
+        if weight is not None:
+            own = weight[begin : begin + most]
+            share = own.sum()
+            part["weight"] = torch.where(share > 0, own / torch.where(share > 0, share, 1.0), 1.0 / len(own))
+        if rows is not None:  # the mean of a part is divided by the sum of its weights, or by 1 where that is larger
+            total = rows[begin : begin + most].sum()
+            share = torch.where(total > 0, total.clamp(min=1), 0.0) / rows.sum().clamp(min=1)
+        yield share, part
 
 
 class ClientSteps:
@@ -235,16 +254,16 @@ class LocalTrainer:
         model that are not frozen, in the dtype in which losses are computed."""
         with self.kernels.around_losses():
             losses = self.workload.losses({**leaves, **self.frozen}, batch)
-        weight = batch.get("weight")
-        mean = losses.mean() if weight is None else (losses * weight).sum()
-        return mean, self.kept(losses, mean, weight) if self.with_rms else mean
+        shares = shares_of(self.workload, batch, losses.dtype)
+        mean = losses.mean() if shares is None else (losses * shares).sum()
+        return mean, self.kept(losses, mean, shares) if self.with_rms else mean
 
     @staticmethod
-    def kept(losses: Tensor, mean: Tensor, weight: Tensor | None) -> Tensor:
+    def kept(losses: Tensor, mean: Tensor, shares: Tensor | None) -> Tensor:
         """(3,): the mean loss, the sum of the squared losses of the examples, and the number of examples, from which
         `_of_visit` finds their root mean square. Without `with_rms`, the mean loss () alone is kept."""
         squares = losses.detach().to(torch.promote_types(losses.dtype, torch.float32)).square()
-        real = torch.ones_like(squares) if weight is None else (weight > 0).to(squares.dtype)
+        real = torch.ones_like(squares) if shares is None else (shares > 0).to(squares.dtype)
         return torch.stack([mean.to(squares.dtype), (squares * real).sum(), real.sum()])
 
     def shared(self, kept: Tensor, share: Any) -> Tensor:
@@ -281,7 +300,7 @@ class LocalTrainer:
         if not self.with_rms:
             return losses / steps, None
         mean, squares, examples = losses.unbind(-1)
-        return mean / steps, (squares / examples).sqrt()
+        return mean / steps, (squares / examples.clamp(min=1)).sqrt()
 
     def step(self, oracle: BatchOracle, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
         """(the next local state, what was kept of the loss at the point of the first gradient)."""

@@ -105,21 +105,35 @@ def own_models_tasks(
 # --- in a worker ------------------------------------------------------------------------------------------------------
 class ClientRows(NamedTuple):
     """Rows of one kind of c clients, those of a client one after another. columns: (n, …). ends: (c + 1,) where the
-    rows of each client begin, and n."""
+    rows of each client begin, and n. weights: (n,) `Workload.row_weights`, None for equal ones."""
 
     columns: dict[str, Tensor]
     ends: np.ndarray
+    weights: np.ndarray | None = None
 
     @staticmethod
-    def of(columns: Mapping[str, Tensor], index: ClientIndex, clients: np.ndarray, device: torch.device) -> ClientRows:
+    def of(
+        columns: Mapping[str, Tensor], index: ClientIndex, clients: np.ndarray, device: torch.device,
+        workload: Workload,
+    ) -> ClientRows:  # fmt: skip
         """columns: of all rows. index: of these rows of all clients. clients: (c,)."""
         some = index.of_clients(clients)
         rows = torch.from_numpy(some.rows)
-        return ClientRows({name: column[rows].to(device) for name, column in columns.items()}, some.offsets)
+        own = {name: column[rows].to(device) for name, column in columns.items()}
+        weights = workload.row_weights(own)
+        return ClientRows(own, some.offsets, None if weights is None else weights.double().cpu().numpy())
 
     def means(self, values: np.ndarray) -> np.ndarray:
         """(c,) the means of values (n,) over the rows of each client, NaN for a client without any."""
-        return np.array([values[begin:end].mean() if end > begin else np.nan for begin, end in pairwise(self.ends)])
+        return np.array(
+            [self._mean(values, begin, end) if end > begin else np.nan for begin, end in pairwise(self.ends)]
+        )
+
+    def _mean(self, values: np.ndarray, begin: int, end: int) -> float:
+        if self.weights is None:
+            return values[begin:end].mean()
+        weights = self.weights[begin:end]
+        return (values[begin:end] * weights).sum() / max(weights.sum(), 1)
 
 
 class ClientReports:

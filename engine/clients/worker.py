@@ -365,7 +365,8 @@ class Worker:
         """(what a client makes of the broadcast, the rows times models of which it has found the losses). client: what
         it keeps; index: the rows that clients train on."""
         models = algorithm.looks(public, client)
-        rows = ClientRows.of(self.data.train, index, np.array([number]), self.device)
+        workload = self.run_spec.workload
+        rows = ClientRows.of(self.data.train, index, np.array([number]), self.device, workload)
         with self.kernels.around_losses(), evaluating():
             losses = [self.reports.of_one_model(model, rows)["loss"][0] for model in models]
         of_client = torch.tensor(number, device=self.device)
@@ -557,7 +558,8 @@ class Worker:
         columns: dict[str, np.ndarray] = {}
         with self.kernels.around_losses(), evaluating():
             for kind in task.kinds:
-                rows = ClientRows.of(self.data.train, rows_of(index, kind), task.clients, self.device)
+                own, workload = rows_of(index, kind), self.run_spec.workload
+                rows = ClientRows.of(self.data.train, own, task.clients, self.device, workload)
                 for name, found in self._reports_of(models, rows).items():
                     columns |= {f"{name}/{kind}_{metric}": values for metric, values in found.items()}
         return TaskResult(task.index, [], {"gradients": gradients}, {"id": task.clients, **columns})

@@ -32,7 +32,7 @@ from ...workloads import counted
 from ...workloads.client_index import ClientIndex
 from ...workloads.stateless import NETWORK, Stateless
 from ...workloads.workload import Batch, Params, Split, Workload
-from ..clients.local_training import Gradient, LocalTrainer
+from ..clients.local_training import Gradient, LocalTrainer, shares_of
 from ..clients.modules import kept_generators
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import ROUNDINGS, Excess, Rounding, agrees, exceeding, largest_entry
@@ -122,7 +122,9 @@ class AsWritten:
         token = NETWORK.set(self._network)
         try:
             with torch.enable_grad():
-                loss = self.workload.losses({**leaves, **self.frozen}, batch).mean()
+                losses = self.workload.losses({**leaves, **self.frozen}, batch)
+                shares = shares_of(self.workload, batch, losses.dtype)
+                loss = losses.mean() if shares is None else (losses * shares).sum()
                 if loss.requires_grad:
                     loss.backward(retain_graph=True)
         finally:
@@ -369,7 +371,7 @@ def block_batches(run_spec: RunSpec, split: Split, ragged: bool) -> tuple[list[B
     """(batches of the two clients with the most rows, without padding; the same as columns (2, B, …), as `train_block`
     has them). They have a few examples. ragged: whether the batch of the second client is shorter and padded, as far as
     possible half as long as the first one."""
-    index, batch = split.client_index, run_spec.experiment.federation.local.batch
+    index, batch = split.client_index, run_spec.experiment.federation.local.examples
     clients = np.resize(np.argsort(-index.sizes, kind="stable")[:2], 2)
     sizes = index.sizes_of(clients)
     examples = COMPARED_NUMBERS // max(run_spec.initial_model().flat.numel(), 1)

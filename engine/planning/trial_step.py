@@ -321,7 +321,16 @@ class Trial:
         point = dict((self.x if trainer.precision is None else self.x.to(trainer.precision)).items())
         point |= trainer.frozen
         losses = self.call("losses", self.run_spec.workload.losses, (point, copy_state(batch)))
+        weights = self.call("row_weights", self.run_spec.workload.row_weights, (copy_state(batch),))
         examples, shape = len(next(c for name, c in batch.items() if name != "key")), tuple(losses.shape)
+        if weights is not None and tuple(weights.shape) != (examples,):
+            self.refuse(
+                f"row_weights must return one number per example, ({examples},) for this batch, got "
+                f"{tuple(weights.shape)}",
+                [],
+                "leave out the sum over the batch",
+                workload=True,
+            )
         if shape != (examples,):
             self.refuse(
                 f"losses must return one number per example, ({examples},) for this batch, got {shape}",

@@ -263,7 +263,7 @@ def test_reports_of_blocks_are_those_of_clients(kind: type[Digits], block: int):
     train = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in split.train.items()}
     x = Tree.of({name: value.double() for name, value in workload.init(0).items()})
     models = [Tree(x.flat + 0.1 * torch.rand(x.flat.shape, generator=random), x.layout) for _ in range(5)]
-    rows = ClientRows.of(train, index, np.arange(5), torch.device("cpu"))
+    rows = ClientRows.of(train, index, np.arange(5), torch.device("cpu"), workload)
     found = ClientReports(workload, {}, 4, block, lambda: None).of_own_models(models, rows)
     for client, model in enumerate(models):
         some = index.rows[index.offsets[client] : index.offsets[client + 1]]

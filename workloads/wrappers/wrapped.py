@@ -73,6 +73,9 @@ class Wrapped(WithDataOf):
     def losses(self, p: Params, batch: Batch) -> Tensor:
         return self.of.losses(p, batch)
 
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        return self.of.row_weights(batch)
+
     def trial(self, p: Params, batch: Batch) -> object:
         return self.of.trial(p, batch)
 
