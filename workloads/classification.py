@@ -24,6 +24,7 @@ from .stateless import NETWORK, Stateless, buffers_of, parameters_of
 from .workload import (
     TEST_SET,
     TRAINING_SET,
+    WITHOUT_WEIGHTS,
     Adapter,
     Batch,
     Chained,
@@ -211,7 +212,15 @@ class Classification(Workload):
         if self.adapter is not None and holds_parameters_alone(self.outline):
             return NETWORK.get()(deepcopy(self.outline))
         with ThreadPoolExecutor(1) as outside_vmap:
-            return NETWORK.get()(outside_vmap.submit(initial, self.build_converted, 0).result())
+            return NETWORK.get()(outside_vmap.submit(self._without_weights).result())
+
+    def _without_weights(self) -> nn.Module:
+        """The network for tensors that are put in."""
+        token = WITHOUT_WEIGHTS.set(True)
+        try:
+            return initial(self.build_converted, 0)
+        finally:
+            WITHOUT_WEIGHTS.reset(token)
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(B, *shape) in `dtype`: the normalised inputs of the network. Bytes are divided by 255 first."""

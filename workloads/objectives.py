@@ -124,7 +124,7 @@ class NextToken(Objective):
         return label
 
     def losses(self, outputs: Tensor, label: Tensor) -> Tensor:
-        losses = cross_entropy(outputs.reshape(-1, self.vocabulary), label.reshape(-1).long())
+        losses = cross_entropy(outputs.reshape(-1, outputs.shape[-1]), label.reshape(-1).long())
         return losses.view(label.shape).mean(-1)
 
     def report(self, outputs: Tensor, label: Tensor) -> dict[str, Tensor]:

@@ -98,6 +98,10 @@ MODELS = {
     "timm": Entry(_HERE + "models.published:Timm", "a network of timm by its name; pip install timm; no download"),
     "vit": Entry(_HERE + "models.transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
     "gpt": Entry(_HERE + "models.gpt:Gpt", "a small language model: a decoder of a transformer, for characters"),
+    "pretrained": Entry(
+        _HERE + "models.pretrained:Pretrained",
+        "a language model of transformers from a local folder; pip install fedfleet[text]; no download",
+    ),
     "rnn": Entry(_HERE + "models.recurrent:Rnn", "tanh cells over a text, maximum over time, 300 -> 4096 -> classes"),
     "lstm": Entry(_HERE + "models.recurrent:Lstm", "LSTM cells over a text, last output"),
 }

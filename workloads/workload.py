@@ -26,6 +26,9 @@ PASS_OVER: ContextVar[bool] = ContextVar("PASS_OVER", default=False)
 """Whether losses may pass over padded places of sequences, for which they branch on the values of a mask. The engine
 sets it for kernels that are proven on the data of the run."""
 
+WITHOUT_WEIGHTS: ContextVar[bool] = ContextVar("WITHOUT_WEIGHTS", default=False)
+"""Whether a network is built for a run that puts all of its parameters in, so that it need not read or draw them."""
+
 
 _notes: list[str] = []
 

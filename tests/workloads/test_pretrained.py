@@ -1,0 +1,257 @@
+"""Models of transformers from a local folder: built without a second copy, alone and for several clients at once.
+
+Tolerances: one client alone and under vmap agree in float32 to 1e-4 of the largest entry of the gradient, as other
+kernels add up in another order.
+"""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from fedfleet.engine import run
+from fedfleet.engine.config.schema import experiment
+from fedfleet.workloads.drawing import initial
+from fedfleet.workloads.models.convert import convert
+from fedfleet.workloads.models.pretrained import Pretrained, transformers
+from fedfleet.workloads.stateless import Stateless, parameters_of
+from fedfleet.workloads.workload import WITHOUT_WEIGHTS
+
+needs_transformers = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="needs the package transformers: pip install fedfleet[text]"
+)
+
+SMALL = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DECODERS = {
+    "gpt2": {},
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"layer_types": ["full_attention"] * 2},
+    "qwen3": {"head_dim": 8, "layer_types": ["full_attention"] * 2},
+    "gemma2": {"head_dim": 8, "layer_types": ["full_attention"] * 2},
+    "gemma3_text": {"head_dim": 8, "layer_types": ["full_attention"] * 2},
+    "phi3": {},
+    "gpt_neox": {},
+    "olmo2": {},
+    "smollm3": {"no_rope_layers": [1, 1]},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
+    "gpt_neo": {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 2},
+}
+ENCODERS = ["bert", "roberta", "distilbert"]
+
+
+def saved(folder: Path, family: str, head: str = "causal", **more: int) -> Path:
+    """A folder with a small random model."""
+    package = transformers()
+    config = package.AutoConfig.for_model(family, **{**SMALL, **DECODERS.get(family, {}), **more})
+    if family == "distilbert":
+        config = package.AutoConfig.for_model(
+            family, **{**SMALL, "dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2}
+        )
+    auto = package.AutoModelForCausalLM if head == "causal" else package.AutoModel
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        auto.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(3, 31, shape, generator=torch.Generator().manual_seed(1))
+
+
+def planes(rows: torch.Tensor) -> torch.Tensor:
+    """Two documents in each row, and two places of padding."""
+    document = torch.tensor([0] * 3 + [1] * (rows.shape[-1] - 5) + [-1] * 2).expand_as(rows)
+    position = torch.tensor([*range(3), *range(rows.shape[-1] - 5), 0, 0]).expand_as(rows)
+    return torch.stack([rows, document, position], -2)
+
+
+def checked_in_blocks(network: nn.Module, p: dict[str, torch.Tensor], x: torch.Tensor) -> None:
+    """The gradients of two clients at once are those of each alone. x: (2, B, …)."""
+    function, key = Stateless(convert(network).module), torch.tensor(1)
+    points = {name: torch.stack([value, value * 1.01]).requires_grad_() for name, value in p.items()}
+
+    def loss(p, x):
+        return function(p, x, key).square().mean()
+
+    together = torch.autograd.grad(vmap(loss)(points, x).sum(), [*points.values()], allow_unused=True)
+    for client in range(2):
+        own = {name: value[client].detach().requires_grad_() for name, value in points.items()}
+        alone = torch.autograd.grad(loss(own, x[client]), [*own.values()], allow_unused=True)
+        largest = max(float(g.abs().max()) for g in alone if g is not None)
+        for one, several in zip(alone, together, strict=True):
+            if one is not None:
+                assert float((several[client] - one).abs().max()) <= 1e-4 * largest
+
+
+def built(folder: Path, head: str, shape: tuple[int, ...], classes: int):
+    """(the network for tensors that are put in, its tensors)."""
+    model = Pretrained(str(folder), head=head)  # pyright: ignore
+    loaded = initial(lambda: model.build(shape, classes), 0)
+    token = WITHOUT_WEIGHTS.set(True)
+    try:
+        network = initial(lambda: model.build(shape, classes), 0)
+    finally:
+        WITHOUT_WEIGHTS.reset(token)
+    with torch.device("meta"):
+        outline = model.build(shape, classes)
+    p = {name: value.detach().clone() for name, (value, _) in parameters_of(loaded).items()}
+    assert [*parameters_of(outline)] == [*p] == [*parameters_of(network)]
+    return network, p
+
+
+@pytest.mark.long
+@needs_transformers
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoders(family, tmp_path):
+    """The network without numbers gives what from_pretrained gives, several clients at once what each gives alone, and
+    a mask keeps documents apart."""
+    folder = saved(tmp_path, family)
+    network, p = built(folder, "causal", (10,), 31)
+    x = tokens(2, 3, 10)
+    published = transformers().AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        found = Stateless(network)(p, x[0])
+        assert torch.equal(found, published(input_ids=x[0], use_cache=False).logits)
+        apart = Stateless(network)(p, planes(x[0]))
+        torch.testing.assert_close(apart[:, 3:8], Stateless(network)(p, x[0][:, 3:8]), rtol=1e-4, atol=1e-5)
+    checked_in_blocks(network, p, planes(x))
+    checked_in_blocks(network, p, x)
+
+
+@pytest.mark.long
+@needs_transformers
+@pytest.mark.parametrize("family", [*ENCODERS, "llama", "gpt2"])
+def test_classifiers(family, tmp_path):
+    """Padding changes nothing, several clients at once give what each gives alone, and the head is drawn anew."""
+    folder = saved(tmp_path, family, "classify")
+    network, p = built(folder, "classify", (3, 10), 4)
+    x = planes(tokens(2, 3, 10))
+    x[:, :, 1] = torch.where(x[:, :, 1] >= 0, 0, -1)
+    x[:, :, 2] = torch.arange(10)
+    function = Stateless(network)
+    with torch.no_grad():
+        assert function(p, x[0]).shape == (3, 4)
+        torch.testing.assert_close(function(p, x[0]), function(p, x[0][..., :8]), rtol=1e-4, atol=1e-6)
+    checked_in_blocks(network, p, x)
+
+
+@pytest.mark.long
+@needs_transformers
+def test_clients_train_adapters_beside_a_folder(tmp_path):
+    """The base is frozen and written nowhere; clients of a block train as they train alone."""
+    folder = saved(tmp_path / "base", "llama", vocab_size=97)
+    settings = json.loads((folder / "config.json").read_text())
+    assert settings["tie_word_embeddings"] is False
+    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 40)
+    models = []
+    for block in (1, 3):
+        made = experiment(
+            {
+                "workload": {
+                    "name": "characters",
+                    "path": str(tmp_path / "text.txt"),
+                    "length": 16,
+                    "model": {"name": "pretrained", "folder": str(folder)},
+                    "adapter": {"name": "lora", "rank": 2},
+                },
+                "method": {"name": "fedavg", "rule": {"name": "adamw", "lr": 0.01}},
+                "federation": {"clients": 6, "cohort": 3, "rounds": 2, "local": {"steps": 2, "batch": 4}},
+                "engine": {"backend": "local", "block": block, "dtype": "float64"},
+                "tracking": {"uri": "none"},
+            }
+        )
+        result = run(made, tmp_path / f"run{block}")
+        assert {name.rpartition(".")[2] for name in result.model if "lora" in name} == {"lora_a", "lora_b"}
+        models.append({name: value for name, value in result.model.items() if "lora" in name})
+    assert max(float((models[0][name] - models[1][name]).abs().max()) for name in models[0]) < 1e-9
+    files = [file.stat().st_size for file in (tmp_path / "run1" / "checkpoints").rglob("*") if file.is_file()]
+    assert max(files) < sum(value.nbytes for value in models[0].values()) * 8 + 20_000
+
+
+def folder_with(path: Path, config: dict | None, *files: str) -> Path:
+    path.mkdir()
+    if config is not None:
+        (path / "config.json").write_text(json.dumps(config))
+    for name in files:
+        (path / name).write_bytes(b"")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "message"),
+    [
+        ({"auto_map": {}}, ["a.safetensors"], r"config.json has auto_map, which runs code of the folder; use an arch"),
+        ({}, ["pytorch_model.bin"], r"has pytorch_model.bin but no \*.safetensors; pickled weights can run code"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            ["a.safetensors"],
+            r"quantization_config \(bitsandbytes\); give a folder in float32",
+        ),
+        (None, ["a.safetensors"], r"must have a readable config.json"),
+    ],
+    ids=["remote code", "pickled", "quantised", "without a configuration"],
+)
+def test_folders_that_are_not_read(config, files, message, tmp_path):
+    folder = folder_with(tmp_path / "base", config, *files)
+    with pytest.raises(ValueError, match=message):
+        Pretrained(str(folder)).build((8,), 31)
+
+
+def test_no_hub_is_asked():
+    with pytest.raises(ValueError, match=r"there is no folder gpt2; runs never ask a model hub, so give a local fold"):
+        Pretrained("gpt2").build((8,), 31)
+
+
+@pytest.mark.long
+@needs_transformers
+def test_folders_that_do_not_fit(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder, encoder = saved(tmp_path / "llama", "llama"), saved(tmp_path / "bert", "bert", "classify")
+    with pytest.raises(ValueError, match=r"length: 1 <= length <= 32 must hold, the model's positions, got 33"):
+        Pretrained(str(folder)).build((33,), 31)
+    with pytest.raises(ValueError, match=r"tokens: ids up to 96, but the model has 31 embeddings; use the model's own"):
+        Pretrained(str(folder)).build((8,), 97)
+    with pytest.raises(ValueError, match=r"head: bert reads both ways, .*; give head: classify"):
+        Pretrained(str(encoder)).build((8,), 31)
+    with pytest.raises(ValueError, match=r"train: no parameter is called \*.q_projj; nearest are model.embed_tok"):
+        Pretrained(str(folder), train=("*.q_projj",)).build((8,), 31)
+    tensors = load_file(folder / "model.safetensors")
+    without = {name: value for name, value in tensors.items() if not name.endswith("0.mlp.up_proj.weight")}
+    for changed, what in (
+        (without, "no model.layers.0.mlp.up_proj.weight"),
+        ({**tensors, "more": torch.zeros(2)}, "besides what it needs more"),
+        ({**tensors, "model.norm.weight": torch.zeros(2)}, "another shape of model.norm.weight"),
+    ):
+        save_file(changed, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=rf"has {what}, and LlamaForCausalLM is built from it"):
+            Pretrained(str(folder)).build((8,), 31)
+
+
+@pytest.mark.long
+@needs_transformers
+def test_tied_tensors_are_one(tmp_path):
+    """By the first of their names; a pattern may name the second."""
+    package = transformers()
+    config = package.AutoConfig.for_model("llama", **SMALL, tie_word_embeddings=True)
+    package.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    _, p = built(tmp_path, "causal", (8,), 31)
+    assert "lm_head.weight" not in p
+    chosen = Pretrained(str(tmp_path), train=("lm_head.*",)).build((8,), 31)
+    assert [name for name, value in chosen.named_parameters() if value.requires_grad] == ["model.embed_tokens.weight"]
