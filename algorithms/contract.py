@@ -9,7 +9,8 @@
     model            the model that is evaluated
 
 Methods whose clients have models of their own define an eighth, `client_model`. Those in which each client makes
-something of its own of the broadcast, as of its losses, define `looks` and `view`.
+something of its own of the broadcast, as of its losses, define `looks` and `view`. Those whose server compares the
+clients' messages before it adds them up define `parts`.
 
 The functions are written for ONE client. The engine calls them for one client, or for a block of clients at once under
 `torch.func.vmap`; it averages the messages and gives the mean to the server. Therefore the client's functions change
@@ -23,8 +24,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor
 
+from .aggregation.messages import Messages
 from .tree import Layout, Tree
 
 # The states of a method have the types that the method chooses: a NamedTuple of trees and 0-d tensors, or `()`.
@@ -207,6 +210,9 @@ class Algorithm(ABC):
     own_view: bool = False
     """Whether each client makes something of its own of the broadcast, see `view`."""
 
+    compares: bool = False
+    """Whether the server compares the clients' messages before it adds them up, see `parts`."""
+
     divides_means: bool = False
     """Whether the server divides one mean of the cohort by another. Rules of aggregation guard neither."""
 
@@ -282,6 +288,14 @@ class Algorithm(ABC):
         vectorised."""
         return message
 
+    def parts(self, server: Server, messages: Messages, round: Round) -> tuple[np.ndarray, Any]:
+        """((M, S) float64 the weights of the messages in M sums, what the server has found, tensors). M is the same in
+        every round. `messages`: the deltas of the cohort in ascending client number, of which the inner products, the
+        norms and the client weights can be read. In the mean that the server then gets, `delta` is a tuple of the M
+        sums, trees, and `sent` is what it has found. Only with `compares`; messages then have a tree as `delta`, and
+        besides it only facts."""
+        raise NotImplementedError
+
     @abstractmethod
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         """The server's next state. `mean`: the mean message of the cohort."""
@@ -300,6 +314,11 @@ class Algorithm(ABC):
         state; `public`: what clients make of its broadcast; `client`: what the client keeps, `client_init(public)` if
         it has never taken part."""
         return x
+
+    def client_facts(self, public: Public, client: Client) -> dict[str, Tensor]:
+        """0-d numbers by name that say what a client's model is, for the file with a row for each client. The arguments
+        are those of `client_model`."""
+        return {}
 
     def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
         """(down, up): the bytes that one client receives and sends in a round, from 1, where they are fewer than those
@@ -354,6 +373,10 @@ class Around(Algorithm):
         return self.method.own_view
 
     @property
+    def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.compares
+
+    @property
     def divides_means(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.divides_means
 
@@ -380,6 +403,12 @@ class Around(Algorithm):
 
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return self.method.client_model(x, public, client)
+
+    def client_facts(self, public: Public, client: Client) -> dict[str, Tensor]:
+        return self.method.client_facts(public, client)
+
+    def parts(self, server: Server, messages: Messages, round: Round) -> tuple[np.ndarray, Any]:
+        return self.method.parts(server, messages, round)
 
     def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
         return self.method.traffic(round, public, message)

@@ -29,32 +29,14 @@ import torch
 from torch import Tensor
 
 from ..workloads import counted
-from .contract import (
-    Algorithm,
-    Client,
-    Deferred,
-    Local,
-    LocalSteps,
-    Message,
-    Oracle,
-    Public,
-    Round,
-    RunContext,
-    Server,
-)
+from .contract import Client, Deferred, Local, Message, Public, Round, RunContext, Server
 from .fedavg import Plain
-from .local import LocalMethod, PublicState, Rule
+from .local import LocalMethod, Rule
 from .parts.checks import nonnegative
+from .parts.one_of_several import OneOfSeveral, view_of
 from .parts.rules import Sgd
 from .parts.servers import Mean
 from .tree import Tree
-
-
-class View(NamedTuple):
-    """What a client makes of the broadcast."""
-
-    method: PublicState  # of FedAvg, with the model that the client has chosen
-    chosen: Tensor  # (), int64
 
 
 class Change(NamedTuple):
@@ -65,16 +47,13 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ifca(Algorithm):
+class Ifca(OneOfSeveral):
     """`method`: FedAvg, for the model that a client has chosen; `clusters`: k; `spread`: how far apart the models are
     before round 1; `seed`: of the numbers that are added. The public state has the k models."""
 
-    method: LocalMethod
     clusters: int
     spread: float
     seed: int = 0
-    own_view = True
-    own_models = True
     divides_means = True
     not_private = "a client's choice is a number that nothing bounds"
 
@@ -99,25 +78,11 @@ class Ifca(Algorithm):
         return public
 
     def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
-        chosen = losses.argmin()
-        flat = torch.stack([x.flat for x in public]).index_select(0, chosen.view(1))[0]
-        return View(PublicState(Tree(flat, public[0].layout), (), ()), chosen)
-
-    def client_init(self, public: Public) -> Client:
-        return ()
-
-    def client_begin(self, public: Public, client: Client) -> Local:
-        return self.method.client_begin(public.method, self.method.client_init(public.method))
-
-    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
-        return self.method.client_step(public.method, self.method.client_init(public.method), local, oracle)
-
-    def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
-        return self.method.client_steps(public.method, self.method.client_init(public.method), local, steps)
+        return view_of(public, losses.argmin())
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
-        message, _ = self.method.client_finish(public.method, self.method.client_init(public.method), local)
-        return message._replace(delta=Change(message.delta, public.chosen)), ()
+        message, client = super().client_finish(public, client, local)
+        return message._replace(delta=Change(message.delta, public.chosen)), client
 
     def decode(self, public: Public, message: Message) -> Message:
         """The change of every model, 0 but for the chosen one, and in the place of `norm2` who has chosen each."""
@@ -135,9 +100,6 @@ class Ifca(Algorithm):
 
     def model(self, server: Server) -> Tree:
         return server.public[0]
-
-    def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
-        return public.method.x
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ METHODS = {
     **_family(
         "Clusters of clients",
         ("ifca", "k models, every client trains the one that fits it", "Ghosh et al. 2020", "0 | 2 | 1 + scalar | 1"),
+        ("cfl", "clusters of clients are cut in two by their updates", "Sattler et al. 2021", "0 | 1 + scalar | 1 | 1"),
     ),
     **_family(
         "Fairness",

@@ -307,9 +307,10 @@ class RunSpec:
     @built_once
     def stage_plan(self) -> StagePlan:
         """The stage, and what follows for it from the federation."""
-        federation, warm_start = self.experiment.federation, self.method().warm_start is not None
-        seed, statistics = self.experiment.seed, self.shared_statistics
-        return StagePlan(self.stage, federation, seed, self.sampler, self.byzantine, statistics, warm_start)
+        federation, method = self.experiment.federation, self.method()
+        seed, statistics, warm_start = self.experiment.seed, self.shared_statistics, method.warm_start is not None
+        parts = (self.stage, federation, seed, self.sampler, self.byzantine)
+        return StagePlan(*parts, statistics, warm_start, method.compares)
 
     @built_once
     def buffers(self) -> tuple[str, ...]:

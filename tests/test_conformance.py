@@ -52,7 +52,7 @@ SETTINGS = {
     "per_fedavg": {"variant": "fo"},
     "streaming_diloco": {"layers": 1, "overlap": 0},
 }
-EVERYONE = {"streaming_diloco", "eager_diloco"}
+EVERYONE = {"streaming_diloco", "eager_diloco", "cfl"}
 """Methods of which all clients take part in every round."""
 DRAWS = {"ef21_p", "fedbat"}
 """Methods whose messages are drawn by the number of the client."""
@@ -210,7 +210,8 @@ def test_zero_gradient(method: str):
 def built(method: str) -> Any:
     found = made(method)
     layout = tree(Quadratic().start).layout
-    return found.build(RunContext(3, 5, 6, 2, 0, layout)) if isinstance(found, Deferred) else found
+    context = RunContext(5 if method in EVERYONE else 3, 5, 6, 2, 0, layout)
+    return found.build(context) if isinstance(found, Deferred) else found
 
 
 def form(state: Any) -> Any:
@@ -224,7 +225,8 @@ def form(state: Any) -> Any:
 def test_states_keep_their_form(method: str):
     """The states of the server and of all clients keep their structure, shapes and dtypes over the rounds, and are
     finite."""
-    result = play(made := built(method), Quadratic(), *partial())
+    everyone = [[*range(5)]] * 6, {(r, i): 2 for r in range(6) for i in range(5)}
+    result = play(made := built(method), Quadratic(), *(everyone if method in EVERYONE else partial()))
     first = StateSpec(made, made.model(result.servers[0]))
     for server, clients in zip(result.servers, result.clients, strict=True):
         assert form(server) == form(first.server)
@@ -257,8 +259,9 @@ def test_bytes_and_gradients_are_what_the_table_says(method: str):
     x, recipe = run_spec.initial_model(), METHODS[method]
     state_spec, tree = StateSpec(run_spec.method(), x), 8 * x.flat.numel()
     if method not in SETTINGS:  # tests/algorithms/test_compression_bytes.py has the others
-        assert fits(state_spec.down, recipe.down, tree), (recipe.down, state_spec.down / tree)
-        assert fits(state_spec.up, recipe.up, tree), (recipe.up, state_spec.up / tree)
+        down, up = state_spec.traffic(run_spec.method(), 1)
+        assert fits(down, recipe.down, tree), (recipe.down, down / tree)
+        assert fits(up, recipe.up, tree), (recipe.up, up / tree)
         assert fits(state_spec.kept, recipe.state, tree, more=2), (recipe.state, state_spec.kept / tree)
     for number, row in enumerate(whole(method).rows):
         cohort, gradients, warm_start = cohort_of(method), row["client/gradients"], run_spec.method().warm_start

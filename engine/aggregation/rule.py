@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from .round_messages import RoundMessages, StoredRows
 
 Spans = tuple[Tensor, ...]
 """The numbers of a vector, a tensor for each of its spans."""
+Parts = Callable[[Messages], tuple[np.ndarray, Any]]
+"""`Algorithm.parts` of a round, with its settings and the server's state."""
 Kept = tuple[tuple[Tensor, ...], tuple[Spans, ...]]
 """What an attack keeps of one vector: the numbers `Plan.state`, and the vectors that it remembers."""
 
@@ -113,6 +115,25 @@ def apply_rule(messages: RoundMessages, rule: Aggregator, state: StageState) -> 
     columns = robust_columns(by_vector, answers[0], apart)
     notes = tuple(answer.note for answer in answers if answer.note)
     return Aggregated(with_vector_leaves(messages.staged.sample, leaves), state, columns, notes[:1])
+
+
+def apply_parts(messages: RoundMessages, rule: Aggregator, state: StageState, parts: Parts) -> Aggregated:
+    """The sums of the messages that a method asks for, and what it has found. rule: a mean that decides for the
+    message as a whole."""
+    (stored,) = sound_messages(messages, rule)
+    x = Messages(stored=stored, **messages.about(stored.vector), weights=stored.client_weights)
+    with plugin_errors(f"round {messages.number}: the method's comparison of messages raised", MethodFailed):
+        weights, found = parts(x)
+    sample = messages.staged.sample
+    samples, pieces = vector_leaves(sample), pieces_of([stored.vector], True)
+    sums = list[Message]()
+    for own in weights:
+        flat = [np.zeros(leaf.numel()) for leaf in samples]
+        if own.any():
+            work = {0: partial(passes.weighted, rows=stored.rows, weights=own)}
+            messages.answers("weighted sum", work, pieces, flat)
+        sums.append(with_vector_leaves(sample, shaped([torch.from_numpy(values) for values in flat], samples)))
+    return Aggregated(sample._replace(delta=tuple(each.delta for each in sums), sent=found), state, {})
 
 
 def computed(

@@ -39,7 +39,7 @@ from .message_rows import (
 )
 from .passes import PIECE
 from .round_messages import RoundMessages, RunPass
-from .rule import Aggregated, StageState, apply_rule, is_pairwise
+from .rule import Aggregated, Parts, StageState, apply_parts, apply_rule, is_pairwise
 from .stage_plan import StagePlan
 from .staged import StagedMessages
 
@@ -65,13 +65,14 @@ class StageRunner:
         are available, None if the system does not say."""
         attack, rows = self.stage.attack, capacity(self.plan.largest_cohort, False)
         asks = isinstance(attack, CohortAttack) and attack.pairwise
-        grams = GRAMS * 8 * rows * rows if asks or is_pairwise(self.rule) else 0
+        grams = GRAMS * 8 * rows * rows if asks or is_pairwise(self.rule) or self.plan.compares else 0
         needed = grams + 12 * rows * PIECE  # a piece of the rows, as it is stored and in float64
         if free is not None and needed > free:
+            key, who = ("method", "the method") if self.plan.compares else ("aggregate", self.rule.called)
+            other = "choose another method" if self.plan.compares else "use norm_clipping or sign_vote"
             raise ConfigError(
-                f"aggregate: {self.rule.called} looks at {rows - EXTRA:,} messages at once, which takes {needed:,} "
-                f"bytes of memory, and {free:,} bytes are free; lower federation.cohort, or use norm_clipping or "
-                "sign_vote"
+                f"{key}: {who} looks at {rows - EXTRA:,} messages at once, which takes {needed:,} bytes of memory, and "
+                f"{free:,} bytes are free; lower federation.cohort, or {other}"
             )
 
     def make_rows(self, method: Algorithm, x: Tree) -> str:
@@ -121,9 +122,10 @@ class StageRunner:
 
     def aggregate(
         self, state_spec: StateSpec, state: StageState, round: Round, sampled: np.ndarray, weights: np.ndarray,
-        totals: RoundTotals,
+        totals: RoundTotals, parts: Parts | None = None,
     ) -> Aggregated:  # fmt: skip
-        """The message that takes the place of the mean. sampled, weights: (S,), the cohort and its client weights."""
+        """The message that takes the place of the mean. sampled, weights: (S,), the cohort and its client weights.
+        parts: of a method that compares messages."""
         began = time.perf_counter()
         byzantine = self.byzantine(round.number, sampled)
         messages = RoundMessages.of(
@@ -145,7 +147,7 @@ class StageRunner:
         if not len(messages.clients):
             return Aggregated(self._nothing(state_spec, leaves), state, told)
         facts = state_spec.facts_only().mean(leaves, round.cohort, totals.facts["weight"]).facts
-        found = self._from_rows(state, messages)
+        found = self._from_rows(state, messages, parts)
         columns = {**told, **found.columns, "time/aggregate": time.perf_counter() - began}
         return found._replace(mean=found.mean._replace(facts=facts), columns=columns)
 
@@ -204,7 +206,7 @@ class StageRunner:
             flat[span.leaf][span.begin : span.end] = equal if span.leaf in vector.uniform else weighted
 
     # --- where messages are collected ---------------------------------------------------------------------------------
-    def _from_rows(self, state: StageState, messages: RoundMessages) -> Aggregated:
+    def _from_rows(self, state: StageState, messages: RoundMessages, parts: Parts | None) -> Aggregated:
         """From the messages that the workers have written to rows."""
         attack, told = self.stage.attack, dict[str, float]()
         rule = self.rule.scaled(messages.drawn, messages.full_cohort)
@@ -212,7 +214,7 @@ class StageRunner:
             messages.write(self.extra_row, (*vector.spans, *vector.follows), last)
         if isinstance(attack, CohortAttack) and messages.byzantine.any():
             messages, state, told = apply_attack(messages, attack, rule, state)
-        found = apply_rule(messages, rule, state)
+        found = apply_rule(messages, rule, state) if parts is None else apply_parts(messages, rule, state, parts)
         return found._replace(columns={**found.columns, **told})
 
     def _staged(self, state_spec: StateSpec, warm_start: bool) -> StagedMessages:

@@ -25,7 +25,7 @@ class StagePlan:
 
     `stage`: the rule, the attack and the noise as they are configured. `seed`: of the run. `byzantine`: (N,) bool.
     `buffers`: the number of the model's running statistics. `warm_start`: whether all clients take part in a pass
-    before round 1.
+    before round 1. `compares`: whether the method looks at messages before they are added up, see `Algorithm.parts`.
     """
 
     stage: Stage
@@ -35,11 +35,14 @@ class StagePlan:
     byzantine: np.ndarray
     buffers: int
     warm_start: bool
+    compares: bool = False
 
     @cached_property
     def rule(self) -> Aggregator:
         """The rule of the run, or the mean where the rule always is the mean of a cohort."""
         rule = self.stage.rule
+        if self.compares:
+            return Mean(vectors="joint")  # a method that compares messages goes with no other rule
         if isinstance(rule, Mean) and not rule.before:
             return rule
         return Mean() if all(self._is_mean(size) for size in self.round_sizes) else rule
@@ -61,7 +64,8 @@ class StagePlan:
         """Whether workers write messages to rows of files. If not, they add them up. What stands before a rule looks at
         the messages of other clients too."""
         attack = self.stage.attack
-        return bool(self.rule.before) or not self.rule.adds or (attack is not None and attack.collects)
+        attacks = attack is not None and attack.collects
+        return bool(self.rule.before) or not self.rule.adds or attacks or self.compares
 
     def leaves_messages_alone(self, folder: str) -> bool:
         """Whether messages are added up as they are. folder: of the rows, "" where no messages are collected, also

@@ -548,14 +548,15 @@ class Worker:
         public = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
         models: dict[str, list[Tree]] = {"server": [x] * len(task.clients)} if task.server else {}
         numbers, index = zip(task.clients.tolist(), task.read.tolist(), strict=True), self._everyone_at(task.round)
-        models["own"] = [self._own_model(algorithm, x, public, number, row, index) for number, row in numbers]
+        served = [self._own_model(algorithm, x, public, number, row, index) for number, row in numbers]
+        models["own"], facts = [model for model, _ in served], [told for _, told in served]
         gradients = 0.0
         if (tuner := self._tuner_for(task.round, algorithm)) is not None:
             batches = self._tuning_batches(tuner, task)
             block = self.run_spec.block(x.flat.numel()) if self.vectorise else 1
             models["adapted"] = tuner.tuned(models["own"], batches, block, self.beat)
             gradients = float(batches.drawn.steps.sum())
-        columns: dict[str, np.ndarray] = {}
+        columns = {name: np.array([told[name].item() for told in facts]) for name in facts[0]}
         with self.kernels.around_losses(), evaluating():
             for kind in task.kinds:
                 own, workload = rows_of(index, kind), self.run_spec.workload
@@ -578,13 +579,15 @@ class Worker:
             found[name] = self.reports.of_own_models(models[name], rows)
         return found
 
-    def _own_model(self, algorithm: Algorithm, x: Tree, public: Any, number: int, row: int, index: ClientIndex) -> Tree:
-        """The model that a client is evaluated with. row: of its state, -1 before its first visit. index: the rows that
-        clients train on, or would train on."""
+    def _own_model(
+        self, algorithm: Algorithm, x: Tree, public: Any, number: int, row: int, index: ClientIndex
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        """(the model that a client is evaluated with, `Algorithm.client_facts`). row: of its state, -1 before its first
+        visit. index: the rows that clients train on, or would train on."""
         client = self._state_of(algorithm, public, row)
         if algorithm.own_view:
             public, _ = self._seen(algorithm, public, client, number, index)
-        return algorithm.client_model(x, public, client)
+        return algorithm.client_model(x, public, client), algorithm.client_facts(public, client)
 
     def _tuner_for(self, round: int, algorithm: Algorithm) -> Tuner | None:
         """What tunes clients' models with the method's settings of a round."""

@@ -147,6 +147,9 @@ class Buffered(Around):
         parameters, buffers = split_tree(x, self.count)
         return join_trees(self.method.client_model(parameters, public.method, client), buffers)
 
+    def client_facts(self, public: Public, client: Client) -> dict[str, Tensor]:
+        return self.method.client_facts(public.method, client)
+
     @property
     def warm_start(self) -> Algorithm | None:
         warm_start = self.method.warm_start

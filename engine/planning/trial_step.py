@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports]
 from torch.utils import _pytree as pytree
 
+from ...algorithms.aggregation.messages import Messages, Stored
 from ...algorithms.contract import Algorithm, Round
 from ...workloads.stateless import Stateless
 from ...workloads.workload import Split
@@ -246,6 +247,13 @@ def leaves_of(state: Any) -> list[Any]:
     return pytree.tree_leaves(state)
 
 
+class Zeros(Stored):
+    """Messages that are 0."""
+
+    def gram(self) -> np.ndarray:
+        return np.zeros((len(self.norms2), len(self.norms2)))
+
+
 # --- the trial --------------------------------------------------------------------------------------------------------
 class Trial:
     """Calls each function of an algorithm once as a round does, and checks every call. `name`: of a function."""
@@ -293,7 +301,8 @@ class Trial:
             message,
             (algorithm.client_finish, (public, client, after)),
         )
-        self.check_server(server, trainer.state_spec.mean([leaf.double() for leaf in leaves_of(message)], 1.0, 1.0))
+        mean = trainer.state_spec.mean([leaf.double() for leaf in leaves_of(message)], 1.0, 1.0)
+        self.check_server(server, self.compared(server, mean) if algorithm.compares else mean)
         if may_vectorise(self.run_spec, self.split):
             self.check_block(trainer, public, client, columns)
 
@@ -355,6 +364,18 @@ class Trial:
                 "that change gradients",
                 workload=True,
             )
+
+    def compared(self, server: Any, message: Any) -> Any:
+        """What a method that compares messages makes of a round of messages that are 0. message: one of them."""
+        plan = self.run_spec.experiment.federation
+        count, first = plan.cohort, Round(1, plan.rounds, plan.cohort, plan.clients)
+        zeros = Zeros(norms2=np.zeros(count))
+        messages = Messages(
+            stored=zeros, length=message.delta.flat.numel(), round=1, key=torch.zeros(()), weights=np.ones(count)
+        )
+        parts = lambda server: self.algorithm.parts(server, messages, first)  # noqa: E731
+        weights, found = self.watch("parts", parts, {"server's state": server})
+        return message._replace(delta=tuple(message.delta for _ in weights), sent=found)
 
     def check_server(self, server: Any, mean: Any) -> None:
         """Try the functions of the server on its state before round 1. mean: the mean message."""

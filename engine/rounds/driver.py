@@ -356,7 +356,8 @@ class Driver:
         divisor = divisor_to_tell(update, totals.facts, count)
         round = Round(number, self.federation.rounds, count, self.federation.clients, divisor)
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
-        aggregated = self.stage.aggregate(state_spec, state, round, update.clients, update.weights, totals)
+        parts = (lambda messages: method.parts(self.server, messages, round)) if method.compares else None
+        aggregated = self.stage.aggregate(state_spec, state, round, update.clients, update.weights, totals, parts)
         for note in aggregated.notes:
             self.phases.tell_once(number, note, "aggregate")
         return aggregated, totals, round

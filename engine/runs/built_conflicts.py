@@ -172,6 +172,21 @@ SAMPLING = rows(
         lambda b: b.experiment.federation.mean == "unbiased" and b.method.divides_means,
     ),
     (
+        *("aggregate", "method", "the method compares the messages and adds them up by itself"),
+        "choose mean, or another method",
+        lambda b: b.method.compares and (not isinstance(b.rule, Mean) or b.rule.before),
+    ),
+    (
+        *("workload", "method", "running statistics would be means over clients with other models"),
+        "set norm: group",
+        lambda b: b.method.compares and b.run_spec.shared_statistics,
+    ),
+    (
+        *("attack", "method", "no client may be missing in a round, and the attack has clients send nothing"),
+        "choose another attack or method",
+        lambda b: b.method.needs_all and b.attack is not None and b.attack.silent,
+    ),
+    (
         *("aggregate", "method", "the method divides by a mean that the rule does not guard"),
         "choose mean, or another method",
         lambda b: b.method.divides_means and not isinstance(b.run_spec.stage_plan.rule, Mean),
@@ -322,7 +337,7 @@ PERSONAL = rows(
         lambda b: b.experiment.engine.state_dtype == "bfloat16" and b.method.own_models,
     ),
     (
-        *("personal", "method", "does not go with a method that keeps a whole model of each client"),
+        *("personal", "method", "does not go with a method that gives clients whole models of their own"),
         "choose another method, or leave personal out",
         lambda b: has_personal(b) and wrapped_method(b).own_models,
     ),

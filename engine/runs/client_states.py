@@ -49,11 +49,6 @@ class ClientStates:
                     f"{folder}: clients have no models of their own, all have the server's, "
                     f"model.safetensors, got {self._method_name}; choose a run whose clients keep parts of a model"
                 )
-            if self._method.own_view:
-                raise ConfigError(
-                    f"{folder}: clients make their models from the losses on their rows when they are evaluated, got "
-                    f"{self._method_name}; choose a run whose clients keep parts of a model"
-                )
             self._snapshot = kept_snapshot(folder, experiment, rounds)
             x = self._run_spec.initial_model()
             server = self._method.server_init(x)
@@ -62,7 +57,13 @@ class ClientStates:
             self._x = self._method.model(server)
             self._public = self._method.unpack(self._method.broadcast(server))
             self._fresh = self._method.client_init(self._public)
-            self._row_files = self._rows(StateSpec(self._method, x).client)
+            if self._method.own_view and self._method.looks(self._public, self._fresh):
+                raise ConfigError(
+                    f"{folder}: clients make their models from the losses on their rows when they are evaluated, got "
+                    f"{self._method_name}; choose a run whose clients keep parts of a model"
+                )
+            sample = StateSpec(self._method, x).client
+            self._row_files = self._rows(sample) if pytree.tree_leaves(sample) else None
 
     def _rows(self, sample: Any) -> RowFiles:
         """The files of the rows. sample: a client state."""
@@ -94,17 +95,20 @@ class ClientStates:
         self.check([client])
         row = int(self._snapshot.row[client])
         with self._run_spec.computing(), torch.no_grad():
-            if row < 0:
+            if row < 0 or self._row_files is None:
                 state = self._fresh
             else:
-                self._check_row(client, row)
+                self._check_row(self._row_files, client, row)
                 state = self._row_files.read_one(row)
-            tree = self._method.client_model(self._x, self._public, state)
+            public = self._public
+            if self._method.own_view:
+                public = self._method.view(public, torch.tensor(client), torch.zeros(0))
+            tree = self._method.client_model(self._x, public, state)
             return {name: leaf.detach().clone() for name, leaf in [*tree.items(), *self._run_spec.frozen.items()]}
 
-    def _check_row(self, client: int, row: int) -> None:
+    def _check_row(self, files: RowFiles, client: int, row: int) -> None:
         try:
-            sound = np.array_equal(self._row_files.digests(np.array([row]))[0], self._snapshot.digest[client])
+            sound = np.array_equal(files.digests(np.array([row]))[0], self._snapshot.digest[client])
         except OSError:  # the file ends before it
             sound = False
         if not sound:

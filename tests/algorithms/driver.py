@@ -4,11 +4,14 @@
 pass of a warm start has r = -1. The reference implementations get the same function.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from fedfleet.algorithms.aggregation.messages import Messages, Stored
 from fedfleet.algorithms.contract import Round
 from fedfleet.algorithms.tree import Tree
 from fedfleet.workloads import counted
@@ -41,6 +44,22 @@ def tree(x):
 
 def arrays(x):
     return {name: value.numpy() for name, value in x.items()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InMemory(Stored):
+    inner_products: np.ndarray
+
+    @staticmethod
+    def of(deltas):
+        gram = (deltas @ deltas.T).double().numpy()
+        return InMemory(norms2=np.diagonal(gram), inner_products=gram)
+
+    def gram(self):
+        return self.inner_products
+
+
+SOME = {"round": 1, "key": torch.tensor(0)}
 
 
 class Step:
@@ -89,6 +108,12 @@ def play(method, server, clients, cohort, where, problem=None):
         effective = sum(norms.effective[K - 1] for K in counts) / len(counts)
         weighted = [m.delta * (effective / norms.norms[K - 1]) for m, K in zip(messages, counts, strict=True)]
         mean = mean._replace(delta=sum(weighted[1:], weighted[0]) / len(weighted))
+    if method.compares:
+        deltas = torch.stack([message.delta.flat for message in messages])
+        given = Messages(stored=InMemory.of(deltas), **SOME, length=deltas.shape[1], weights=np.ones(len(deltas)))
+        weights, found = method.parts(server, given, round)
+        sums = torch.from_numpy(weights) @ deltas
+        mean = mean._replace(delta=tuple(mean.delta._with(flat) for flat in sums), sent=found)
     return method.server_update(server, mean, round)
 
 

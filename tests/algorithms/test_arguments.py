@@ -32,6 +32,8 @@ TOLD = 16
 IN_GROUPS = {"per_fedavg": 6}
 """The local steps of methods that take them in groups."""
 COHORTS = [[0, 1, 2], [1, 3, 4], [0, 2, 4], [0, 1, 3]]
+EVERYONE = {"cfl": [[*range(5)]] * ROUNDS}
+"""The cohorts of methods that compare the messages of all clients."""
 SHAPES = {"first": (3, 4), "kernel": (4, 3, 2, 3), "dense": (12, 10), "b": (5,), "last.weight": (2, 5)}
 
 
@@ -56,6 +58,7 @@ BASE: dict[str, dict[str, Any]] = {
     "ef21_p": {"ratio": 0.3},
     "sparse_loco": {"density": 0.25},
     "fedbat": {"rule": {"name": "sgd", "lr": 0.003}},  # scales within their bounds
+    "cfl": {"eps1": 100.0, "eps2": 0.0, "after": 0, "most": 3},  # cuts in the first rounds
 }
 """Settings that all runs of a method have: ratios that this small model can reach."""
 
@@ -70,6 +73,7 @@ VALUES: dict[str, Any] = {
     "personal_rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
     "delta": 0.01, "lam": 0.4, "inner_steps": 2, "lr_inner": 0.3, "lr_alpha": 0.05, "alpha_decay": 0.5,
     "compression": {"name": "factors", "ratio": 0.8, "nearest": True}, "clusters": 4, "spread": 0.1, "q": 2.0, "L": 4.0,
+    "eps1": 1e-3, "eps2": 100.0, "least": 4, "after": 2, "most": 2,
 }  # fmt: skip
 """A value other than the default for each argument that is not a choice. It lies in the range of every method."""
 
@@ -183,8 +187,8 @@ def outcome(method: str, **given: Any) -> torch.Tensor:
             built = built.build(RunContext(3, 5, TOLD, count, 3, tree(PROBLEM.start).layout))
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    steps = {(r, i): count for r, cohort in enumerate(COHORTS) for i in cohort}
-    result = run(built, PROBLEM, COHORTS, steps)
+    cohorts = EVERYONE.get(method, COHORTS)
+    result = run(built, PROBLEM, cohorts, {(r, i): count for r, cohort in enumerate(cohorts) for i in cohort})
     models = torch.cat([model.flat for model in [*result.models(), *result.own_models()]])
     assert models.isfinite().all(), f"{spec} diverges, and NaN equals nothing: choose other values"
     return models

@@ -1,11 +1,13 @@
-"""IFCA: golden values, and trajectories against the slow reference. The table of `identities` has k = 1."""
+"""IFCA and CFL: golden values; IFCA against the slow reference; CFL's cuts. The table of `identities` has k = 1."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
+from fedfleet.algorithms.cfl import cfl, cosines, halves
 from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.ifca import Ifca, ifca
@@ -70,3 +72,67 @@ def test_models_begin_as_far_apart_as_asked():
     added = second - x
     assert float(added["big"].std()) == pytest.approx(1.5, rel=0.03)  # five deviations of the estimate
     assert not added["zero"].any()
+
+
+# --- CFL --------------------------------------------------------------------------------------------------------------
+def test_golden_values_of_cfl():
+    problem, case = CASES["cfl"]
+    problem, settings = PROBLEMS[problem], {**case.settings}
+    method = cfl(Sgd(settings.pop("lr")), **settings).build(RunContext(5, 5, 3, case.K))
+    result = run(method, problem, *case.timetable)
+    for server, models, clusters in zip(result.servers, case.expected["x"], case.expected["clusters"], strict=True):
+        for x, golden in zip(server.public.models, models, strict=False):
+            np.testing.assert_allclose(x.flat, golden, rtol=0, atol=DIGITS)
+        assert [(server.public.of == c).nonzero().flatten().tolist() for c in range(len(clusters))] == clusters
+    for model, golden in zip(result.own_models(), case.expected["models"], strict=True):
+        np.testing.assert_allclose(model.flat, golden, rtol=0, atol=DIGITS)
+
+
+GIVEN = [
+    ([[1, 0.9, 0.1, 0.2, 0.3], [0.9, 1, 0.6, 0.2, 0.1], [0.1, 0.6, 1, 0.5, 0.4], [0.2, 0.2, 0.5, 1, 0.8],
+      [0.3, 0.1, 0.4, 0.8, 1]], ([0, 1, 2], [3, 4]), ([0, 1], [2, 3, 4])),
+    ([[1, 0.8, -0.5, -0.4], [0.8, 1, -0.3, -0.6], [-0.5, -0.3, 1, 0.7], [-0.4, -0.6, 0.7, 1]],
+     ([0, 1], [2, 3]), ([0, 1], [2, 3])),
+]  # fmt: skip
+"""Similarities, and the parts by single and by complete linkage."""
+
+
+@pytest.mark.parametrize(("similarity", "single", "complete"), GIVEN, ids=["chain", "two pairs"])
+def test_golden_cuts(similarity, single, complete):
+    for linkage, expected in (("single", single), ("complete", complete)):
+        found = halves(np.array(similarity), linkage)
+        assert tuple(part.tolist() for part in found) == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_single_linkage_is_the_cut_with_the_smallest_largest_similarity(seed):
+    """Among all 2^(n - 1) - 1 cuts of seven vectors."""
+    random = np.random.default_rng(seed)
+    vectors = random.normal(size=(7, 3))
+    similarity, everyone = cosines(vectors @ vectors.T), set(range(7))
+
+    def across(part):
+        return similarity[np.ix_(sorted(part), sorted(everyone - part))].max()
+
+    cuts = [{0, *rest} for size in range(6) for rest in combinations(range(1, 7), size)]
+    part, _ = halves(similarity, "single")
+    assert {*part.tolist()} == min(cuts, key=across)
+
+
+def test_equally_similar_parts_are_joined_by_their_smallest_members():
+    """Of four vectors that are alike, the first three are joined; a vector that is 0 is like no other."""
+    for linkage in ("single", "complete"):
+        first, second = halves(np.ones((4, 4)), linkage)
+        assert (first.tolist(), second.tolist()) == ([0, 1, 2], [3])
+    assert not cosines(np.zeros((2, 2))).any()
+
+
+@pytest.mark.parametrize(
+    ("most", "least", "after", "expected"), [(1, 2, 1, 1), (8, 5, 1, 1), (8, 2, 3, 1), (2, 2, 1, 2)]
+)
+def test_what_keeps_a_cluster_whole(most, least, after, expected):
+    """There are `most` clusters already, no more than `least` clients, or no round behind `after`."""
+    problem, case = CASES["cfl"]
+    method = cfl(Sgd(0.1), eps1=0.9, eps2=0.5, most=most, least=least, after=after).build(RunContext(5, 5, 3, 2))
+    result = run(method, PROBLEMS[problem], *case.timetable)
+    assert int(result.servers[-1].public.of.max()) + 1 == expected

@@ -99,9 +99,15 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
         ["federation.pace.select=1.5", "federation.sampler=weighted", CLOCK],
     ),
     ("privacy", "method", ["method=fednova", PRIVATE]),
+    ("attack", "method", ["method=cfl", "federation.cohort=10", "attack={name: drop, share: 0.2}"]),
     ("attack", "method", ["method=fednova", ATTACK]),
+    ("aggregate", "method", ["method=cfl", "federation.cohort=10", RULE]),
     ("aggregate", "method", ["method=qffl", RULE]),
     ("aggregate", "method", ["method=fednova", RULE]),
+    (
+        *("workload", "method"),
+        ["method=cfl", "federation.cohort=10", "workload={name: digits, model: {name: resnet18, norm: batch}}"],
+    ),
     ("workload", "method", ["method=fednova", "workload={name: digits, model: {name: resnet18, norm: batch}}"]),
     ("federation.mean", "method", ["method=qffl", "federation.mean=unbiased"]),
     (

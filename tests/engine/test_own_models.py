@@ -51,7 +51,8 @@ def method_of(name: str) -> dict[str, Any]:
     if case.method in OF_THEIR_OWN:
         more = {name: value for name, value in given.items() if name not in ("lr", "lr_personal")}
         return {"name": base, "rule": sgd(given["lr"]), "personal_rule": sgd(given["lr_personal"]), **more}
-    more = {name: given[name] for name in ("server_lr", "variant", "lr_inner", "delta", "q") if name in given}
+    names = ("server_lr", "variant", "lr_inner", "delta", "q", "eps1", "eps2", "after")
+    more = {name: given[name] for name in names if name in given}
     return {"name": base, "rule": sgd(given["lr"]), **more}
 
 
@@ -76,7 +77,7 @@ def golden(name: str) -> Experiment:
             "method": method_of(name),
             "federation": {
                 "clients": PROBLEMS[problem].clients,
-                "cohort": 2,
+                "cohort": 5 if case.method == "cfl" else 2,
                 "rounds": 3,
                 "local": {"steps": case.K, "batch": 8},
                 "sampler": {"name": "given", "case": name},
@@ -90,7 +91,9 @@ def golden(name: str) -> Experiment:
     )
 
 
-FOUND = ("local_only", "fine_tuned", "partial", "per_fedavg", "qffl", "ifca", *OF_THEIR_OWN)
+SEVERAL = ("ifca", "cfl")
+"""Methods whose server has several models."""
+FOUND = ("local_only", "fine_tuned", "partial", "per_fedavg", "qffl", *SEVERAL, *OF_THEIR_OWN)
 RUNS = [name for name, (_, case) in CASES.items() if case.method in FOUND]
 
 
@@ -100,7 +103,7 @@ def test_golden_values(name: str, tmp_path: Path):
     result = run(golden(name), tmp_path / "run")
     found = torch.cat([result.model[tensor].flatten() for tensor in PROBLEMS[problem].shapes])
     expected = case.expected["x"][-1]
-    np.testing.assert_allclose(found, expected[0] if case.method == "ifca" else expected, rtol=0, atol=DIGITS)
+    np.testing.assert_allclose(found, expected[0] if case.method in SEVERAL else expected, rtol=0, atol=DIGITS)
     table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
     model = "adapted" if "adapted_training_loss" in table else "own"
     losses = case.expected.get("losses") or case.expected["server_losses"]
