@@ -37,7 +37,7 @@ from .local import ClientState, LocalMethod, Rule
 from .parts.checks import closed_fraction, fraction, positive, refuse
 from .parts.coded import Coding, only_coded
 from .parts.compression import Compression
-from .parts.fragments import Fragments, Order, by_layers, by_patterns, fragment_numbers
+from .parts.fragments import Fragments, LayerOrder, by_layers, by_patterns, fragment_numbers
 from .parts.quantisers import E3m0
 from .parts.rules import Clip, adamw
 from .tree import Tree
@@ -132,7 +132,7 @@ class StreamingDiloco(Deferred):
     rule: Rule
     server: ServerMomentum
     layers: int | None
-    order: Order | None
+    order: LayerOrder | None
     fragments: int | Fragments | None
     overlap: int
     alpha: float
@@ -168,7 +168,7 @@ def streaming_diloco(
     outer_lr: float = 0.7,
     outer_mu: float = 0.9,
     layers: int | None = None,
-    order: Order | None = None,
+    order: LayerOrder | None = None,
     fragments: int | tuple[tuple[str, ...], ...] | None = None,
     overlap: int = 1,
     alpha: float = 0.5,

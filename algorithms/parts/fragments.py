@@ -18,7 +18,7 @@ from torch import Tensor
 from ..tree import Layout
 from .checks import one_of
 
-Order = Literal["strided", "sequential"]
+LayerOrder = Literal["strided", "sequential"]
 """Which layers are in one fragment of F: each F-th one, or neighbours."""
 Fragments = tuple[tuple[str, ...], ...]
 """The names of the tensors of each fragment."""
@@ -39,7 +39,7 @@ def layers_of(names: Sequence[str]) -> list[int]:
     return layers
 
 
-def by_layers(layout: Layout, layers: int | None, count: int | None, order: Order) -> Fragments:
+def by_layers(layout: Layout, layers: int | None, count: int | None, order: LayerOrder) -> Fragments:
     """Fragments of `layers` layers each, or `count` fragments."""
     one_of("strided", "sequential", order=order)
     of_tensor = layers_of(layout.names)

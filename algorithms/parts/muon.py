@@ -69,7 +69,7 @@ SCALES = {
 """name -> factor on the step of an a x b matrix; a convolution counts as its flattened matrix."""
 
 
-Order = Annotated[float, "may be infinite"]
+NormOrder = Annotated[float, "may be infinite"]
 
 
 class Ball(ABC):
@@ -124,7 +124,7 @@ class Schatten(Ball):
     U diag(s^(q - 1)) V^T / |s|_q^(q - 1) for M = U diag(s) V^T and 1 / p + 1 / q = 1. Order 1 is the trace norm, whose
     steps have rank one, 2 is Frobenius' norm, and at infinity the steps are those of `Svd`; slow."""
 
-    order: Order = 2.0
+    order: NormOrder = 2.0
 
     def __post_init__(self) -> None:
         if not self.order >= 1:
