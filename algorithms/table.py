@@ -247,6 +247,7 @@ RULES = {
     "clip": Entry(_HERE + "parts.rules:Clip", "another rule on v clipped to a radius"),
     "biclip": Entry(_HERE + "parts.biclip:BiClip", "v with magnitudes kept between two thresholds"),
     "muon_adamw": Entry(_HERE + "parts.muon_adamw:muon_adamw", "Muon on hidden matrices, AdamW on the rest"),
+    "groups": Entry(_HERE + "parts.split:grouped", "another rule, with other numbers for tensors of some names"),
 }
 
 COMPRESSIONS = {

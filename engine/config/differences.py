@@ -90,6 +90,8 @@ def scheduled_otherwise(path: tuple[str, ...], old: dict[str, Any], new: dict[st
 
 
 def value_of(data: Any, key: str) -> Any:
+    if isinstance(data, list):
+        return data[int(key)] if key.isdecimal() and int(key) < len(data) else None
     return data.get(key) if isinstance(data, dict) else None
 
 

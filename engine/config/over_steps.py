@@ -50,4 +50,6 @@ def scheduled(spec: Any, build: Callable[[Any], Algorithm], round: int, rounds: 
 
 def replaced(spec: Any, keys: tuple[str, ...], value: float) -> Any:
     """The specification with another value at the end of these keys."""
+    if keys and isinstance(spec, list):
+        return [replaced(each, keys[1:], value) if str(at) == keys[0] else each for at, each in enumerate(spec)]
     return {**spec, keys[0]: replaced(spec[keys[0]], keys[1:], value)} if keys else value

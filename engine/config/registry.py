@@ -242,12 +242,16 @@ class Registry:
         if hasattr(member, "table"):
             several = value if isinstance(value, list | tuple) else [value]
             return tuple(self._value(member, one, path) for one in several)
+        if is_dataclass(member) and isinstance(value, list | tuple):
+            return tuple(self._value(member, one, f"{path}.{number}") for number, one in enumerate(value))
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
         records: list[Any] = [o for o in options if is_dataclass(o) and not hasattr(o, "table")]
         if records and isinstance(value, Mapping) and "name" not in value:
             return self._record(records[0], value, path)
         if records and isinstance(value, tuple(records)):
             return value
+        if records == [hint]:
+            raise ConfigError(f"{path} must be a mapping of {', '.join(signature(hint)[1])}, got {value!r}")
         tables = [option.table for option in options if hasattr(option, "table")]
         if tables and (isinstance(value, Mapping) or (isinstance(value, str) and value in self.tables[tables[0]])):
             return self.build(tables[0], value, path)
@@ -260,13 +264,15 @@ class Registry:
         return check(typing.Union[simple], value, path)  # noqa: UP007 built from a tuple
 
     def _record(self, record: Any, value: Mapping[Any, Any], path: str) -> Any:
-        """A dataclass from a mapping in which every key must be given, such as {primal: 0.1, dual: 1.0}."""
+        """A dataclass from a mapping such as {primal: 0.1, dual: 1.0}, in which every key without a default must be
+        given."""
         hints, parameters = signature(record)
-        for key in (*value, *parameters):
+        needed = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
+        for key in (*value, *needed):
             if key not in parameters:
                 raise ConfigError(f"{path}.{key} is not a key of it; {nearest(str(key), parameters)}")
             if key not in value:
-                raise ConfigError(f"{path}.{key} is missing; give {' and '.join(parameters)}")
+                raise ConfigError(f"{path}.{key} is missing; give {' and '.join(needed)}")
         return record(**{key: self._value(hints[key], inner, f"{path}.{key}") for key, inner in value.items()})
 
 

@@ -20,7 +20,8 @@ In round or step t of T, of which p are over:
 A round has its number from its beginning on, p = t - 1, and a step has it at its end, p = t: the first round has
 `start`, and the last step has `end`. warmup = W is a rise to the start, start t / W, in the first W rounds or steps;
 the others are then t - W, p - W and T - W, where milestones and the last `decay` stay where they are. `length` replaces
-T: what is behind it has the last number.
+T: what is behind it has the last number. offset = -1 gives each step the number of the step before, and the first one
+that of t = 0, as the schedulers of PyTorch and transformers do; it is for schedules over steps or a visit.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "step": step,
     "piecewise": piecewise,
 }
-OF_ALL = ("schedule", "over", "warmup", "length")
+OF_ALL = ("schedule", "over", "warmup", "length", "offset")
 """Keys that every schedule may have."""
 
 
@@ -129,8 +130,8 @@ def schedules_of(spec: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
     """All schedules of a specification, each with the keys that lead to it."""
     if is_schedule(spec):
         yield path, spec
-    elif isinstance(spec, Mapping):
-        for key, value in spec.items():
+    elif isinstance(spec, Mapping | list):
+        for key, value in spec.items() if isinstance(spec, Mapping) else enumerate(spec):
             yield from schedules_of(value, (*path, str(key)))
 
 
@@ -155,6 +156,8 @@ def resolve(spec: Any, t: int, rounds: int, path: str, peaks: bool = False) -> A
     `path`: the key of the specification, which messages name. `peaks`: schedules over steps become the number of their
     `peak`; they are refused otherwise, since they have no number of a round.
     """
+    if isinstance(spec, list):
+        return [resolve(value, t, rounds, f"{path}.{number}", peaks) for number, value in enumerate(spec)]
     if not isinstance(spec, Mapping):
         return spec
     if not is_schedule(spec):
@@ -163,6 +166,11 @@ def resolve(spec: Any, t: int, rounds: int, path: str, peaks: bool = False) -> A
     if over not in OVER:
         raise ConfigError(f"{path}.over must be one of {', '.join(OVER)}, got {over!r}")
     if not is_over_steps(spec):
+        if "offset" in spec:
+            raise ConfigError(
+                f"{path}.offset is for schedules over steps, got offset={spec['offset']}; leave it out, or give over: "
+                "steps"
+            )
         return number(spec, Moment(t, t - 1, rounds), path)
     if not peaks:
         raise ConfigError(
@@ -185,7 +193,11 @@ def peak(spec: Mapping[str, Any], path: str) -> float:
 def numbers_over_steps(spec: Mapping[str, Any], round: int, rounds: int, steps: int, path: str) -> list[float]:
     """The numbers of a schedule over steps in the `steps` local steps, K, of a round."""
     first, length = (0, steps) if spec["over"] == "visit" else ((round - 1) * steps, rounds * steps)
-    return [number(spec, Moment(t, t, length), path) for t in range(first + 1, first + steps + 1)]
+    offset = spec.get("offset", 0)
+    if type(offset) is not int:
+        raise ConfigError(f"{path}.offset must be a whole number of steps, got {offset!r}")
+    times = [max(0, t + offset) for t in range(first + 1, first + steps + 1)]
+    return [number(spec, Moment(t, t, length), path) for t in times]
 
 
 def numbers_in_round(value: Any, round: int, rounds: int, steps: int, path: str) -> list[float]:
@@ -222,6 +234,8 @@ def _number(form: Callable[..., float], arguments: Mapping[str, Any], now: Momen
         raise ValueError("warmup has no effect here; begin at and values with it")
     if not 0 <= warmup < length:
         raise ValueError(f"0 <= warmup < {length} must hold, the length of the schedule, got warmup={warmup}")
-    shift = max(0, warmup + 1 - now.t) - max(0, now.t - length)  # the form begins after the warm-up and ends with T
-    found = form(Moment(now.t + shift, now.passed + shift, length, warmup), **arguments)
-    return arguments["start"] * now.t / warmup if now.t <= warmup else found
+    if now.t <= warmup and warmup:
+        form(Moment(warmup + 1, warmup + 1, length, warmup), **arguments)  # so that its arguments are checked
+        return arguments["start"] * now.t / warmup
+    after = max(0, now.t - length)  # the form ends with T
+    return form(Moment(now.t - after, now.passed - after, length, warmup), **arguments)

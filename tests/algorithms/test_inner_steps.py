@@ -16,7 +16,7 @@ from fedfleet.algorithms.local_muon import local_muon
 from fedfleet.algorithms.muloco import muloco
 from fedfleet.algorithms.parts.biclip import BiClip, biclip
 from fedfleet.algorithms.parts.muon import UNNAMED, Identity, NewtonSchulz, muon
-from fedfleet.algorithms.parts.muon_adamw import Split, muon_adamw
+from fedfleet.algorithms.parts.muon_adamw import HiddenMatrices, muon_adamw
 from fedfleet.algorithms.parts.rules import Adam, Averaged, Momentum, Sgd, adamw
 from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.table import METHODS
@@ -115,8 +115,8 @@ def test_a_tiny_outer_step_does_not_move():
 
 
 def test_muloco_with_adamw_inside_is_diloco():
-    equal(muloco(Split(INNER, INNER), 0.7, 0.9), diloco(INNER, 0.7, 0.9))
-    equal(muloco(Split(INNER, INNER, ("W", "U")), 0.7, 0.9), diloco(INNER, 0.7, 0.9))
+    equal(muloco(HiddenMatrices(INNER, INNER), 0.7, 0.9), diloco(INNER, 0.7, 0.9))
+    equal(muloco(HiddenMatrices(INNER, INNER, ("W", "U")), 0.7, 0.9), diloco(INNER, 0.7, 0.9))
 
 
 BALL = NewtonSchulz(scheme="you")
@@ -138,10 +138,10 @@ def test_muloco_of_one_worker_is_muon():
 
 def test_split_by_names():
     x = tree(Quadratic().start)  # W, V, U, kernel are matrices, b is not
-    rule = Split(Momentum(), Adam(), ("ker*", "?"))
+    rule = HiddenMatrices(Momentum(), Adam(), ("ker*", "?"))
     assert rule.names(x.layout) == ([], ["W", "V", "b", "U", "kernel"])
-    assert Split(Momentum(), Adam(), ("ker*", "V")).names(x.layout) == (["W", "U"], ["V", "b", "kernel"])
-    assert rule.init(x).hidden == ()
+    assert HiddenMatrices(Momentum(), Adam(), ("ker*", "V")).names(x.layout) == (["W", "U"], ["V", "b", "kernel"])
+    assert rule.init(x)[0] == ()
 
 
 # --- FedMuon with averaged momenta ------------------------------------------------------------------------------------

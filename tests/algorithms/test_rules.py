@@ -10,6 +10,7 @@ import torch
 
 from fedfleet.algorithms.parts.muon import NewtonSchulz, Spectral, Svd, as_matrix, lmo, muon
 from fedfleet.algorithms.parts.rules import Adam, Averaged, Clip, Momentum, Normalised, Sgd, adamw
+from fedfleet.algorithms.parts.split import Group, grouped
 from fedfleet.algorithms.tree import Tree
 from tests.algorithms.problems import SHAPES
 from tests.reference import low_communication
@@ -98,6 +99,33 @@ def test_decay_on_matrices_is_that_of_groups_of_parameters(no_decay):
         torch.testing.assert_close(ours[name], leaf.data, rtol=1e-13, atol=1e-13)
 
 
+def test_groups_are_those_of_torch():
+    """A tensor has the numbers of the first group that it matches; the others have those of the rule."""
+    x, gradients = random_tree(0), [random_tree(s) for s in range(1, 21)]
+    leaves = {name: torch.nn.Parameter(leaf.clone()) for name, leaf in x.items()}
+    own = {"kernel": {"lr": 0.03}, "b": {"lr": 0.02, "weight_decay": 0.0}}
+    groups = [{"params": [leaf], **own.get(name, {})} for name, leaf in leaves.items()]
+    torch_walk(torch.optim.AdamW(groups, lr=0.01, weight_decay=0.3), leaves, gradients)
+    first = Group(("ker*",), 0.03), Group(("b", "kernel"), 0.02, 0.0)
+    ours = walk(grouped(adamw(0.01, weight_decay=0.3), first), x, gradients)
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(ours[name], leaf.data, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ((), "groups must have at least one group"),
+        ((Group(("*",)),), "groups.0 changes nothing; give it lr or weight_decay"),
+        ((Group(("*",), 0.1), Group((), 0.1)), "groups.1.match must have at least one pattern"),
+        ((Group(("*",), 0.1, 0.2),), "groups.0.weight_decay: sgd has no such number"),
+    ],
+)
+def test_groups_without_a_meaning_are_refused(groups, said):
+    with pytest.raises(ValueError, match=said):
+        grouped(Sgd(0.1), groups)
+
+
 def test_golden_values_of_decay_on_matrices():
     """The first two numbers are a matrix and the others a vector; the step sizes follow a cosine after a warm-up."""
     golden = json.loads((Path(low_communication.__file__).parent / "low_communication.json").read_text())
@@ -139,6 +167,8 @@ RULES = {
     "lmo svd": lmo("spectral", 0.1, ball=Svd()),
     "lmo euclidean": lmo("euclidean", 0.1),
     "lmo max": lmo("max", 0.1),
+    "groups": Clip(grouped(Momentum(0.1), (Group(("W", "b"), 0.3), Group(("ker*",), 0.2))), 5.0),
+    "groups of all tensors": grouped(adamw(0.1, weight_decay=0.2), (Group(("*",), 0.2, 0.0),)),
 }
 
 

@@ -80,6 +80,7 @@ def test_the_global_learning_rate_is_in_the_record():
             "u.over must be one of rounds, steps, visit, got 'step'",
         ),
         ({"schedule": "linear", "start": 0.1, "over": "steps"}, "u.over must be rounds here, got steps"),
+        ({"schedule": "linear", "start": 0.1, "offset": -1}, "offset is for schedules over steps, got offset=-1"),
         ({"schedule": "linear", "start": 0.1, "warmup": 4}, "0 <= warmup < 4 must hold.*got warmup=4"),
         ({"schedule": "wsd", "start": 0.1, "warmup": 2, "decay": 3}, "1 <= decay <= 2 must hold.*got decay=3"),
         ({"schedule": "wsd", "start": 0.1, "decay": 3, "shape": "cubic"}, "wsd: .*cubic"),
@@ -199,6 +200,18 @@ def test_golden_values_over_steps(name):
         assert found == pytest.approx(GOLDEN["schedules"][name], rel=1e-12, abs=1e-15)
 
 
+@pytest.mark.parametrize("name", OVER_STEPS)
+def test_an_offset_gives_each_step_the_number_of_another(name):
+    """As the schedulers of torch and transformers: the first step has the number of t = 0, 0 in a warm-up."""
+    spec = {**OVER_STEPS[name], "start": 1.0, "over": "steps"}
+    for warmup in (0, 4):
+        plain = numbers_over_steps({**spec, "warmup": warmup}, 1, 1, 20, "lr")
+        later = numbers_over_steps({**spec, "warmup": warmup, "offset": -1}, 2, 4, 5, "lr")
+        first = numbers_over_steps({**spec, "warmup": warmup, "offset": -1}, 1, 4, 5, "lr")
+        assert (first + later)[1:] == plain[:9]
+        assert first[0] == (0.0 if warmup else 1.0)
+
+
 def test_golden_values_of_diloco_with_a_schedule_over_steps():
     golden = GOLDEN["diloco"]
     h, c = np.array(golden["h"]), np.array(golden["c"])
@@ -274,13 +287,23 @@ def test_a_rule_on_the_server_has_the_numbers_of_the_last_step():
     assert [row["server/lr"] for row in rows] == pytest.approx([0.3 * (1 - t / 4) for t in range(1, 5)], abs=1e-12)
 
 
+def test_groups_of_tensors_may_have_schedules_of_their_own(tmp_path):
+    """The rule steps along (1, …, 1). All tensors are in the second group, whose schedule is that of the rule alone."""
+    lr = {"schedule": "linear", "start": 0.2, "over": "steps"}
+    made = walking(tmp_path, lr, 2, 3)
+    groups = [{"match": ["no tensor"], "lr": 7}, {"match": ["*"], "lr": lr}]
+    both = {"name": "fedavg", "rule": {"name": "groups", "rule": {"name": "walk", "lr": 0.7}, "groups": groups}}
+    other = run(made.model_copy(update={"method": both}))
+    assert other.model_sha256 == run(made).model_sha256
+
+
 def test_a_visit_begins_anew_in_every_round(tmp_path):
     lr = {"schedule": "step", "start": 0.2, "milestones": [1], "gamma": 0.5, "over": "visit"}
     rows = run(walking(tmp_path, lr, 3, 3)).rows
     assert [row["client/norm2"] for row in rows] == pytest.approx([6 * (0.2 + 0.1 + 0.1) ** 2] * 3, rel=1e-9)
 
 
-MORE = {"biclip": {"d": 0.01, "u": 0.5}, "clip": {}}
+MORE = {"biclip": {"d": 0.01, "u": 0.5}, "groups": {"groups": [{"match": ["*bias*"], "lr": 0.3}]}}
 
 
 @pytest.mark.parametrize("rule", RULES)
