@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -402,9 +404,20 @@ def test_studies_are_listed():
     assert {line.split()[0] for line in done.output.splitlines()[1:]} == set(shipped())
 
 
+def write_tables(folder: Path) -> None:
+    """Tables with the columns of those that users make for the studies personal/natural and personal/har."""
+    rows: dict[str, Any] = {"label": [0, 1] * 50, "client": [0, 1] * 50}
+    pq.write_table(pa.table({"image": [[0] * 784] * 100, **rows}), folder / "writers.parquet")
+    pq.write_table(
+        pa.table({"input": [[[0.0] * 128] * 9] * 100, "held_out": [False] * 100, **rows}), folder / "har.parquet"
+    )
+
+
 @pytest.mark.parametrize("name", shipped())
-def test_shipped_studies_resolve(name: str):
+def test_shipped_studies_resolve(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every name and argument is resolved, at both ends of every grid; the data sets need not be on this machine."""
+    write_tables(tmp_path)
+    monkeypatch.chdir(tmp_path)
     study = load(name)
     assert study.title
     known = {", ".join(place) for place, _ in levels(study)}

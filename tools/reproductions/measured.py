@@ -93,18 +93,19 @@ def measured(folder: Path) -> Measured | None:
 
 def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
     result, rounds = folder.result(cell), cell.data["federation"]["rounds"]
-    points = folder.points(cell, study.report.metric)
+    report = study.report_of(cell.method)
+    points = folder.points(cell, report.metric)
     if folder.status(cell) != FINISHED or points is None:
         return Run(cell.seed, rounds, cell.chosen, {}, math.nan, 0, math.nan, math.nan)
-    scale, values = factor(study.report.metric), points.values
-    best = int(np.argmax(values) if study.report.best == "max" else np.argmin(values))
+    scale, values = factor(report.metric), points.values
+    best = int(np.argmax(values) if report.best == "max" else np.argmin(values))
     found = dict(zip(SUMMARIES, (values[-1], values[-5:].mean(), values[best]), strict=True))
     return Run(
         cell.seed,
         rounds,
         cell.chosen,
         {name: scale * float(value) for name, value in found.items()},
-        scale * study.report.final(values),
+        scale * report.final(values),
         int(points.rounds[best]),
         result["bytes_up"] / 1e6,
         result["seconds"],

@@ -31,7 +31,7 @@ def command(folder: Path, out: Path | None) -> None:
     if (folder / "study.yaml").is_file():
         restore(folder)
         study = StudyFolder(folder).study
-        check_restored(folder, (study.report.metric, study.deciding))
+        check_restored(folder, study.columns)
         say(str(write_report(StudyFolder(folder), page)))
     elif (folder / "search.yaml").is_file():
         say(str(report_again(folder, page)))

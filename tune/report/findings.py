@@ -157,9 +157,9 @@ def findings(folder: StudyFolder) -> Findings:
     places = [place for place, _ in levels(study)]
     axes = {name: list(dict.fromkeys(p[i] for p in places)) for i, name in enumerate(study.axes)}
     open_choices = undecided(folder, study)
-    runs = [run_of(folder, cell, study.report) for cell in cells]
+    runs = [run_of(folder, cell, study.report_of(cell.method)) for cell in cells]
     runs = [without_choice(run, open_choices.get((run.method, run.place, run.seed), "")) for run in runs]
-    tried = [run_of(folder, cell, study.report) for cell in trials(study)]
+    tried = [run_of(folder, cell, study.report_of(cell.method)) for cell in trials(study)]
     return Findings(
         title=study.title or study.name,
         report=study.report,

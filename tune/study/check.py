@@ -99,16 +99,20 @@ def check_metrics(study: Study) -> None:
     """
     if study.validation and study.tune.each != "none":
         refuse_test_metric("tune.metric", study.deciding)
-    wanted = {"report.metric": study.report.metric, "tune.metric": study.deciding}
-    by_workload: dict[str, list[Experiment]] = {}
+    by_workload: dict[str, dict[str, Experiment]] = {}
     for _, at in levels(study):
         for method in study.methods:
             data = first_values(planned(study, method, at, study.seeds[0]))
             kind = json.dumps(without_numbers({"workload": data.get("workload"), "evaluate": data.get("evaluate")}))
-            by_workload.setdefault(kind, []).append(experiment(data))
+            by_workload.setdefault(kind, {}).setdefault(method, experiment(data))
     for experiments in by_workload.values():
-        for key, column in {column: key for key, column in reversed(wanted.items())}.items():
-            check_column(key, column, experiments[: len(study.methods)])
+        plain = [one for method, one in experiments.items() if method not in study.report.metrics]
+        if plain:
+            check_column(study.report.metric, "report.metric", plain)
+            check_column(study.deciding, "tune.metric", plain)
+        for method in experiments.keys() & study.report.metrics.keys():
+            for column in (study.report_of(method).metric, study.deciding_of(method)):
+                check_column(column, f"report.metrics.{method}", [experiments[method]])
 
 
 @contextmanager

@@ -128,7 +128,7 @@ class StudyFolder:
 
     def score(self, cell: Cell, study: Study) -> float:
         """A trial's value for tuning; see `cells.Score`."""
-        value = self.final(cell, study.deciding, study.tune)
+        value = self.final(cell, study.deciding_of(cell.method), study.tune)
         if not np.isfinite(value):
             return -float("inf")
         return value if study.deciding_best == "max" else -value

@@ -24,7 +24,7 @@ def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tupl
     own = seed if study.tune.each == "cell" and study.tune.seeds is None else seeds[0]
     data = shorten(planned(study, method, at, own), study.trial_rounds)
     data["search"] = {
-        "objectives": {study.deciding: study.deciding_best},
+        "objectives": {study.deciding_of(method): study.deciding_best},
         "last": study.tune.last,
         "trials": study.tune.trials,
     }

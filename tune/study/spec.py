@@ -66,6 +66,9 @@ class Report(Section):
 
     metric: str = "eval/accuracy"
     """A column of rounds.parquet."""
+    metrics: dict[str, str] = Field(default_factory=dict)
+    """The column of each method that is reported by another one, as in {FedAvg+FT: eval/adapted/test_accuracy} beside
+    the metric eval/own/test_accuracy. Such columns have the unit and the direction of `metric`."""
     best: Direction = "auto"
     """Whether larger (`max`) or smaller (`min`) values are better. `auto` (default) is `min` for the metrics that the
     workload names in `lower` and for those whose name ends in loss, else `max`."""
@@ -163,9 +166,27 @@ class Study(Section):
     def deciding(self) -> str:
         """The column by which the best point of the grids is chosen: by default the reported one, on the rows for
         validation if there are any."""
+        return self._deciding(self.report.metric)
+
+    def deciding_of(self, method: str) -> str:
+        """The same of one method, which may be reported by a column of its own."""
+        return self._deciding(self.report_of(method).metric)
+
+    def _deciding(self, reported: str) -> str:
         if self.tune.metric is None and self.validation:
-            return on_validation(self.report.metric) or self.report.metric
-        return self.tune.metric or self.report.metric
+            return on_validation(reported) or reported
+        return self.tune.metric or reported
+
+    def report_of(self, method: str) -> Report:
+        """The section `report` with the column that a method is reported by as its metric."""
+        own = self.report.metrics.get(method)
+        return self.report if own is None else self.report.model_copy(update={"metric": own})
+
+    @property
+    def columns(self) -> set[str]:
+        """All columns by which methods are reported or settings chosen."""
+        reported = (self.report.metric, *self.report.metrics.values())
+        return {column for name in reported for column in (name, self._deciding(name))}
 
     @property
     def validation(self) -> Any:
@@ -215,6 +236,13 @@ class Study(Section):
         if len(set(seeds)) < len(seeds):
             raise ValueError("must not repeat a seed")
         return seeds
+
+    @model_validator(mode="after")
+    def _known_methods(self) -> Study:
+        for name in self.report.metrics:
+            if name not in self.methods:
+                raise ValueError(f"report.metrics: the study has no method {name}; {nearest(name, self.methods)}")
+        return self
 
     @model_validator(mode="after")
     def _known_axis(self) -> Study:

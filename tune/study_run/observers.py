@@ -27,13 +27,14 @@ class StudyProgress(ProgressOfRuns[Cell]):
 
     def __init__(self, study: Study, folder: StudyFolder) -> None:
         super().__init__(study.report.metric, study.report.best == "max")
-        self.report, self.folder = study.report, folder
+        self.study, self.folder = study, folder
 
     def label(self, run: Cell) -> str:
         return run.label
 
     def value(self, run: Cell) -> float:
-        return self.folder.final(run, self.report.metric, self.report)
+        report = self.study.report_of(run.method)
+        return self.folder.final(run, report.metric, report)
 
     def lines(self, run: Cell) -> tuple[str, str]:
         status = outcome = self.folder.status(run)
@@ -109,7 +110,8 @@ class StudyTracker(TrackerOfRuns[Cell]):
         )
 
     def _curve(self, cell: Cell) -> dict[str, str]:
-        points = self.study_folder.points(cell, self.study.report.metric)
+        report = self.study.report_of(cell.method)
+        points = self.study_folder.points(cell, report.metric)
         if points is None or self.study_folder.status(cell) != FINISHED:
             return {}
-        return {"curve.svg": svg.chart(single(points, self.study.report, cell.label), "curve")}
+        return {"curve.svg": svg.chart(single(points, report, cell.label), "curve")}

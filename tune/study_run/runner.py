@@ -116,7 +116,7 @@ def run_study(
     with executor, exclusive(path, ".study.lock"), stopping() as stop:
         folder.keep(study)
         restore(path)
-        check_restored(path, (study.report.metric, study.deciding))
+        check_restored(path, study.columns)
         refuse_other_data(folder, study)
         observers: list[RunsObserver[Cell]] = [] if quiet else [StudyProgress(study, folder)]
         if study.tracking.names:
@@ -140,7 +140,7 @@ def run_study(
             raise Interrupted(error.signal, how) from None
         finally:
             with suppress(OSError):  # the disk is full; the folders of the runs are there
-                keep(path, {study.report.metric, study.deciding})
+                keep(path, study.columns)
     return outcome(folder), text
 
 
