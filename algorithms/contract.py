@@ -21,12 +21,13 @@ nothing in place, take no branch on a tensor's value (use `torch.where`), return
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
+from ..workloads.pair import Pair
 from .aggregation.messages import Messages
 from .tree import Layout, Tree
 
@@ -42,8 +43,8 @@ Local = Any
 
 
 class Oracle(Protocol):
-    """Gradients on the batch of one local step. `oracle(y)` is the gradient at y; a second call in the same step uses
-    the same batch and the same noise."""
+    """Gradients on the batch of one local step. `oracle(y)` is the gradient at y, which has all tensors of the model
+    but those of `Algorithm.held`; a second call in the same step uses the same batch and the same noise."""
 
     def __call__(self, y: Tree, /) -> Tree: ...
 
@@ -167,7 +168,8 @@ class LocalNorms(NamedTuple):
 
 class RunContext(NamedTuple):
     """What is known of a run before it starts. `cohort`: S; `clients`: N; `rounds`: R; `steps`: K, or None where it
-    differs from client to client; `seed`: of everything that is drawn at random; `layout`: the model's tensors."""
+    differs from client to client; `seed`: of everything that is drawn at random; `layout`: the model's tensors;
+    `pairs`: its weights with factors of adapters beside them."""
 
     cohort: int
     clients: int
@@ -175,10 +177,14 @@ class RunContext(NamedTuple):
     steps: int | None
     seed: int = 0
     layout: Layout | None = None
+    pairs: tuple[Pair, ...] = ()
 
 
 class Deferred(ABC):
     """A method whose settings follow in part from the run: its sizes, its seed or the model's shapes."""
+
+    moves_weights: bool = False
+    """See `Algorithm.moves_weights`."""
 
     @abstractmethod
     def build(self, context: RunContext) -> Algorithm:
@@ -216,6 +222,10 @@ class Algorithm(ABC):
     divides_means: bool = False
     """Whether the server divides one mean of the cohort by another. Rules of aggregation guard neither."""
 
+    moves_weights: bool = False
+    """Whether the server changes the weights with factors of adapters beside them. The tensors of the model then have
+    these weights, too, and clients do not train them, see `held`."""
+
     shares_model: bool = True
     """False: clients send nothing of the model. Its running statistics then stay with them, too."""
 
@@ -249,6 +259,12 @@ class Algorithm(ABC):
         """What clients make of the broadcast: the argument `public` of the client's functions. It is the same for all
         clients and runs once per round, not vectorised."""
         return public
+
+    def held(self, public: Public) -> Mapping[str, Tensor]:
+        """name -> tensor: the tensors of the model that are the same for all clients in all local steps of a round. An
+        oracle is then asked for gradients of the others, `oracle(y)` with a tree of these. Runs once per round, not
+        vectorised."""
+        return {}
 
     @abstractmethod
     def client_init(self, public: Public) -> Client:
@@ -379,6 +395,10 @@ class Around(Algorithm):
     @property
     def divides_means(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.divides_means
+
+    @property
+    def moves_weights(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.moves_weights
 
     @property
     def shares_model(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

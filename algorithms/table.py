@@ -39,6 +39,9 @@ def _family(family: str, *rows: tuple[str, str, str, str]) -> dict[str, Recipe]:
     }
 
 
+OF_ADAPTERS = "Adapters"
+"""The family of the methods that need a model with adapters."""
+
 METHODS = {
     **_family(
         "Averaging",
@@ -194,6 +197,21 @@ METHODS = {
         ("fed_nsgda_m", "min-max: normalised steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
         ("fedmuon_da", "min-max: Muon's steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
         ("fed_sgda_clip", "min-max: clipped steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
+    ),
+    **_family(
+        OF_ADAPTERS,
+        (
+            "flora",
+            "products of all clients' factors are added to the weights, new factors begin",
+            "Wang et al. 2024",
+            "weights | factors of the cohort | factors | 1",
+        ),
+        (
+            "fedex_lora",
+            "means of factors, and the weights take what their product misses",
+            "Singhal et al. 2024",
+            "weights | factors + factors of the cohort | factors | 1",
+        ),
     ),
     **_family(
         "Low rank and compression",

@@ -319,6 +319,18 @@ class RunSpec:
             return tuple(name for name in self.workload.buffers if name not in self.kept_apart.frozen)
 
     @built_once
+    def held(self) -> tuple[str, ...]:
+        """The names of frozen tensors that the method's server changes. They are tensors of the run's model, of which
+        clients train the others; () for most methods."""
+        if not self.workload.pairs:
+            return ()
+        rounds = self.experiment.federation.rounds
+        spec = schedules.resolve(self.experiment.method, 1, rounds, "method", peaks=True)
+        built = self.registry.build("METHODS", spec, "method")
+        moves = getattr(built, "moves_weights", False)
+        return tuple({each.weight: None for each in self.workload.pairs}) if moves else ()
+
+    @built_once
     def kept_apart(self) -> KeptApart:
         """The tensors that `personal` names. Raises ConfigError for settings that do not fit the model."""
         section = self.experiment.personal
@@ -379,7 +391,7 @@ class RunSpec:
         sizes = (federation.cohort, federation.clients, federation.rounds, federation.local.steps)
         if personal := self.kept_apart.personal:
             layout = layout.pick(set(layout.names) - set(personal))
-        return RunContext(*sizes, self.experiment.seed, layout)
+        return RunContext(*sizes, self.experiment.seed, layout, self.workload.pairs)
 
     @built_once
     def layout(self) -> Layout:
@@ -555,8 +567,12 @@ class RunSpec:
 
     def initial_model(self) -> Tree:
         """The model before round 1, without its frozen tensors. Its buffers, if it has any, are the last tensors."""
+        held = self.held
         with building_model(self.experiment.workload):
             tensors = self.workload.init(self.experiment.seed)
+            if held:
+                frozen = self.workload.frozen(self.experiment.seed)
+                tensors = {**{name: frozen[name] for name in held}, **tensors}
             tensors = {name: value for name, value in tensors.items() if name not in self.kept_apart.frozen}
             tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # moves buffers to the end
             if self.given_model is not None:
@@ -574,7 +590,11 @@ class RunSpec:
                 trained = self.workload.init(self.experiment.seed)
                 tensors = {**tensors, **{name: trained[name] for name in names}}
             given = self.given_model or {}
-            return {name: floats_to(self.dtype, given.get(name, value)) for name, value in tensors.items()}
+            return {
+                name: floats_to(self.dtype, given.get(name, value))
+                for name, value in tensors.items()
+                if name not in self.held
+            }
 
     @built_once
     def frozen_facts(self) -> dict[str, Any]:

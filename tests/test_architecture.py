@@ -13,7 +13,7 @@ from fedfleet.algorithms.table import METHODS
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
-    "algorithms": (r"algorithms\b", r"workloads\.(counted|entry)$"),
+    "algorithms": (r"algorithms\b", r"workloads\.(counted|entry|pair)$"),
     "workloads": (r"workloads\b",),
     "engine": (
         r"engine\b",

@@ -19,7 +19,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.contract import Deferred, RunContext
-from fedfleet.algorithms.table import METHODS
 from fedfleet.engine import Result, resume, run
 from fedfleet.engine.cohorts import tasks
 from fedfleet.engine.config.registry import Registry
@@ -35,6 +34,7 @@ from tests.algorithms.driver import run as play
 from tests.algorithms.driver import tree
 from tests.algorithms.problems import Quadratic, partial
 from tests.faults.runs import Watch, interrupt
+from tests.methods import ON_ANY_MODEL as METHODS
 
 torch.set_num_threads(1)
 

@@ -20,6 +20,7 @@ from .drawing import initial
 from .models.convert import Converted, convert
 from .models.functional import KeyedFunctions
 from .objectives import Classes, Objective
+from .pair import Pair
 from .stateless import NETWORK, Stateless, buffers_of, parameters_of
 from .workload import (
     TEST_SET,
@@ -142,6 +143,10 @@ class Classification(Workload):
     @cached_property
     def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return buffers_of(self.outline)
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return () if self.adapter is None else self.adapter.pairs(self.outline)
 
     @cached_property
     def frozen_names(self) -> tuple[str, ...]:

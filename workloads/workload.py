@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from .client_index import ClientIndex
 from .files.cells import check_finite
+from .pair import Pair
 
 PASS_OVER: ContextVar[bool] = ContextVar("PASS_OVER", default=False)
 """Whether losses may pass over padded places of sequences, for which they branch on the values of a mask. The engine
@@ -149,6 +150,10 @@ class Adapter(ABC):
         """The files that tensors are read from, by names as in `Workload.data_files`."""
         return {}
 
+    def pairs(self, network: nn.Module) -> tuple[Pair, ...]:
+        """The weights with factors beside them, in the order of the network. network: after `adapt`, on any device."""
+        return ()
+
     @abstractmethod
     def merged(self, network: nn.Module, p: Params) -> dict[str, Tensor]:
         """The tensors of a network without what `adapt` adds, which computes the same. network: after `adapt`, on any
@@ -217,6 +222,11 @@ class Workload(ABC):
         the same dtype. The same seed must give the same tensors in every process.
         """
         return {}
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The frozen weights with trained factors of low rank beside them; () without adapters."""
+        return ()
 
     @abstractmethod
     def losses(self, p: Params, batch: Batch) -> Tensor:

@@ -228,7 +228,20 @@ class LocalTrainer:
             name: tensor.to(self.device, dtype if tensor.is_floating_point() else None)
             for name, tensor in (frozen or {}).items()
         }
+        self.held: dict[str, Tensor] = {}
+        self.held_of: Any = None
         self.tapes = kernels.tapes(self.device, RECORDED_BYTES)
+
+    def hold(self, public: Any) -> None:
+        """Take what the method holds of the model in a round. public: what clients make of the broadcast. Recorded
+        steps read the tensors where they are, so that these keep their memory from round to round."""
+        if public is self.held_of:
+            return
+        self.held_of = public
+        for name, tensor in self.algorithm.held(public).items():
+            if name not in self.held:
+                self.held[name] = torch.empty_like(tensor, dtype=self.precision)
+            self.held[name].copy_(tensor)
 
     @functools.cached_property
     def form(self) -> Hashable:
@@ -253,7 +266,7 @@ class LocalTrainer:
         """(the mean loss (), over the examples of a batch; what is kept of it, see `kept`). leaves: the tensors of the
         model that are not frozen, in the dtype in which losses are computed."""
         with self.kernels.around_losses():
-            losses = self.workload.losses({**leaves, **self.frozen}, batch)
+            losses = self.workload.losses({**leaves, **self.frozen, **self.held}, batch)
         shares = shares_of(self.workload, batch, losses.dtype)
         mean = losses.mean() if shares is None else (losses * shares).sum()
         return mean, self.kept(losses, mean, shares) if self.with_rms else mean

@@ -43,7 +43,7 @@ BlockUnderWay = tuple[TaskUnderWay, slice]
 def can_be_joined(worker: Worker, tasks: Sequence[TrainingTask]) -> bool:
     """Whether tasks may be trained together with those of other members: clients run at once, in blocks of two or more.
     A client that is alone in its block runs without vmap, and other kernels add up its message."""
-    if not worker.vectorise or worker.recorder is not None or worker.own_view:
+    if not worker.vectorise or worker.recorder is not None or worker.alone:
         return False
     plain = all(task.targets is None and not task.warm_start for task in tasks)
     return plain and all(int(np.diff((0, *task.cuts)).min()) > 1 for task in tasks)

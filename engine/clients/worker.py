@@ -131,7 +131,8 @@ class Worker:
         self.frozen = {name: tensor.to(self.device) for name, tensor in run_spec.frozen.items()}
         self.columns = DeviceColumns(data.train, self.device, row_budget(self.device))
         method = run_spec.method()
-        self.state_spec, self.own_view = StateSpec(method, self.x), method.own_view
+        self.state_spec = StateSpec(method, self.x)
+        self.alone = method.own_view or method.moves_weights  # no block of it has clients of other runs
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows: RowFiles | ResidentRows | None = RowFiles(layout, self.state_spec.client) if keeps_state else None
         self.layout, self.beat = layout, beat
@@ -196,6 +197,7 @@ class Worker:
         if trainer.tapes is not None:
             trainer.tapes.begin_round(task.round)
         public = self._public_state(broadcast, trainer.algorithm, task)
+        trainer.hold(public)
         self.gather_seconds, began = 0.0, time.perf_counter()
         batches = self.prepared.pop(task.draw_key, None) or self._batches(task)
         stream_seconds = time.perf_counter() - began

@@ -17,6 +17,7 @@ two iterates to the other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,6 +100,9 @@ class Buffered(Around):
 
     def unpack(self, public: Public) -> Any:
         return public._replace(method=self.method.unpack(public.method))
+
+    def held(self, public: Public) -> Mapping[str, Tensor]:
+        return self.method.held(public.method)
 
     def client_init(self, public: Public) -> Client:
         return self.method.client_init(public.method)

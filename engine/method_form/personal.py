@@ -21,6 +21,7 @@ arXiv:2102.07623 (FedBN: normalisation layers); Andreux et al. 2020, arXiv:2008.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, groupby
@@ -177,6 +178,9 @@ class Personal(Around):
 
     def unpack(self, public: Public) -> Any:
         return public._replace(method=self.method.unpack(public.method))
+
+    def held(self, public: Public) -> Mapping[str, Tensor]:
+        return self.method.held(public.method)
 
     def client_init(self, public: Public) -> Client:
         personal = public.initial.value

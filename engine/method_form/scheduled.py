@@ -68,6 +68,9 @@ class Scheduled(Around):
     def unpack(self, public: Public) -> Any:
         return self.method.unpack(public)
 
+    def held(self, public: Public) -> Mapping[str, Tensor]:
+        return self.method.held(public)
+
     def client_init(self, public: Public) -> Client:
         return self.method.client_init(public)
 

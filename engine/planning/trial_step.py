@@ -278,6 +278,7 @@ class Trial:
             given["public state"] = public = self.watch("view", view, given)
         local = self.watch("client_begin", algorithm.client_begin, given)
         trainer = self.trainer()
+        trainer.hold(public)
         columns = self.columns()
         batch = unpadded({name: column[:1] for name, column in columns.items()}, 0)
 

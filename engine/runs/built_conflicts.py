@@ -341,6 +341,21 @@ PERSONAL = rows(
         "choose another method, or leave personal out",
         lambda b: has_personal(b) and wrapped_method(b).own_models,
     ),
+    (
+        *("personal.tensors", "method", "does not go with a method that changes the weights beside adapters"),
+        "leave it out, or choose another method",
+        lambda b: has_personal(b) and b.method.moves_weights,
+    ),
+    (
+        *("aggregate", "method", "products of factors are added to the weights, where only a mean has a meaning"),
+        "choose mean, or another method",
+        lambda b: b.method.moves_weights and not isinstance(b.run_spec.stage_plan.rule, Mean),
+    ),
+    (
+        *("evaluate.clients.adapt", "method", "would train the weights that the method's server changes"),
+        "leave it out",
+        lambda b: b.method.moves_weights and b.run_spec.adaptation(b.method) is not None,
+    ),
     *(
         (
             *(key, "method", "needs messages, and the clients of the method send none"),

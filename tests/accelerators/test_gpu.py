@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fedfleet.algorithms.table import METHODS
 from fedfleet.engine import resume, run
 from fedfleet.engine.accelerators import settings
 from fedfleet.engine.backends.local import LocalPool
@@ -33,6 +32,7 @@ from fedfleet.engine.planning.kernel_proof import prove
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.engine.state.row_table import RowTable
+from tests.methods import ON_ANY_MODEL as METHODS
 
 from ..faults.runs import Watch, interrupt, same, small
 from ..test_conformance import alike, few

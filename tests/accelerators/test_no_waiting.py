@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.accelerators.transfer import to_device
 from fedfleet.engine.clients import local_training
@@ -24,6 +23,7 @@ from fedfleet.engine.reduction.accumulator import Accumulator
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.models.convolutional import Dropout
 from fedfleet.workloads.workload import Model
+from tests.methods import ON_ANY_MODEL as METHODS
 
 from ..test_conformance import Few, few
 from .checker import META, NoCopies, Waits, on_meta

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import run
 from fedfleet.engine.clients import local_training, worker
 from fedfleet.engine.kernels.cuda_graph import Graph
 from fedfleet.engine.kernels.recorded_step import MOST, PROVEN_ROUNDS, StepRecorder
 from fedfleet.engine.planning import autotune
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
+from tests.methods import ON_ANY_MODEL as METHODS
 
 from ..faults.runs import Watch, same
 from ..test_conformance import Few, by_rounds, few

@@ -20,11 +20,11 @@ import pytest
 import torch
 
 from fedfleet.algorithms.contract import Deferred, RunContext
-from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.errors import ConfigError
 from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic
+from tests.methods import ON_ANY_MODEL as METHODS
 
 ROUNDS, STEPS = 4, 3
 TOLD = 16

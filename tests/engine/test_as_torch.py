@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedfleet import fork, resume
-from fedfleet.algorithms.table import METHODS
 from fedfleet.engine import Experiment, Result, run
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.clients.local_training import LocalTrainer
@@ -40,6 +39,7 @@ from fedfleet.workloads.problems.auc import Auc
 from fedfleet.workloads.workload import Batch, Columns, Model, Params, Partition
 from fedfleet.workloads.wrappers.noisy import Noisy
 from tests.engine.setups import Built
+from tests.methods import ON_ANY_MODEL as METHODS
 from tests.test_conformance import EVERYONE, SETTINGS
 
 SIZES = 5, 12, 20

@@ -24,7 +24,7 @@ from fedfleet.algorithms.fedavg import Plain
 from fedfleet.algorithms.local import LocalMethod, ServerRule
 from fedfleet.algorithms.parts.compression import compressed
 from fedfleet.algorithms.parts.rules import Momentum, Sgd
-from fedfleet.algorithms.table import COMPRESSIONS, METHODS
+from fedfleet.algorithms.table import COMPRESSIONS
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.api import run
 from fedfleet.engine.config.registry import Registry
@@ -35,6 +35,7 @@ from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Logistic, Mlp
 from fedfleet.workloads.workload import Columns, Model, Partition
 from tests.engine.test_compressed import Pictures
+from tests.methods import ON_ANY_MODEL as METHODS
 
 torch.set_num_threads(1)
 

@@ -25,6 +25,7 @@ CLOCK, ASYNCHRONOUS = "systems={}", "federation.pace={name: buffered}"
 ATTACK, RULE, PRIVATE = "attack={name: ipm, share: 0.2}", "aggregate=median", "privacy={clip: 1.0, noise: 0}"
 OVER_STEPS = "method.rule.lr={schedule: linear, start: 0.1, over: steps}"
 TURNS = "federation.sampler={name: turns, separation: 2}"
+LORA = "workload={name: digits, adapter: {name: lora, targets: 'fc*', rank: 2, train: ['out.*']}}"
 STANDS = "as_if: {clients: 100, cohort: 10}"
 
 
@@ -183,6 +184,9 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ),
     ("engine.state_dtype", "method", ["method=ditto", "engine.state_dtype=bfloat16"]),
     ("personal", "method", ["personal={tensors: head}", "method=local_only"]),
+    ("personal.tensors", "method", ["method=flora", LORA, "personal={tensors: ['out.*']}"]),
+    ("aggregate", "method", ["method=flora", LORA, RULE]),
+    ("evaluate.clients.adapt", "method", ["method=flora", LORA, "evaluate.clients={adapt: {steps: 1}}"]),
     ("aggregate", "method", ["method=local_only", RULE]),
     ("attack", "method", ["method=local_only", ATTACK]),
     ("aggregate", "personal.tensors", ["personal={tensors: head}", "aggregate=fltrust"]),

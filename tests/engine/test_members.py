@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fedfleet.algorithms.parts.rules import Sgd
-from fedfleet.algorithms.table import METHODS
 from fedfleet.engine import Result, resume, run
 from fedfleet.engine.api import new_run
 from fedfleet.engine.clients import members, worker
@@ -32,6 +31,7 @@ from fedfleet.engine.state.checkpoint import checkpointed_rounds
 from fedfleet.tune.executor.executor import check_together, why_not_together
 from fedfleet.tune.search.plan import SearchSettings
 from fedfleet.tune.study.spec import Tune
+from tests.methods import ON_ANY_MODEL as METHODS
 
 from ..test_conformance import spec as with_arguments
 from .setups import EPOCHS, STEPS, digits, execute_together

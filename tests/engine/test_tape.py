@@ -18,7 +18,6 @@ from fedfleet.algorithms.fedavg import Plain
 from fedfleet.algorithms.local import LocalMethod
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.parts.servers import Mean
-from fedfleet.algorithms.table import METHODS
 from fedfleet.engine import Experiment
 from fedfleet.engine.clients import local_training
 from fedfleet.engine.clients.local_training import LocalTrainer
@@ -28,6 +27,7 @@ from fedfleet.engine.kernels.tape import PROOFS, Tapes
 from fedfleet.engine.method_form.numbers import numbers
 from fedfleet.engine.method_form.state_spec import some_view
 from fedfleet.engine.runs.prepare import prepare
+from tests.methods import ON_ANY_MODEL as METHODS
 
 from ..test_conformance import spec as with_arguments
 from .setups import EPOCHS, STEPS, digits

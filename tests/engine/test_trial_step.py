@@ -18,7 +18,6 @@ from fedfleet.algorithms.fedmud import fedmud
 from fedfleet.algorithms.local import Estimator, LocalMethod, Rule, ServerRule
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.parts.servers import Mean
-from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import Experiment, experiment
@@ -29,6 +28,7 @@ from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Mlp
+from tests.methods import ON_ANY_MODEL as METHODS
 from tests.test_conformance import few
 
 HERE = str(Path(__file__))

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedfleet.workloads.drawing import initial
-from fedfleet.workloads.models import adapters
 from fedfleet.workloads.models.adapters import Lora, adapted_in
 from fedfleet.workloads.models.norms import BatchNorm
+from fedfleet.workloads.pair import Pair
 from fedfleet.workloads.stateless import Stateless, parameters_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "reference/adapters.json").read_text())["adapters"]
@@ -67,17 +67,20 @@ def test_the_formulas_have_the_golden_values():
     close(out, GOLDEN["output"])
     close(Lora().merged(network, p)["0.weight"] - p["0.weight"], GOLDEN["change"])
     # the gradient at the weight is G, so that the loss is its inner product with the change
-    (GOLDEN["scale"] * (network[0].product(p["0.lora_a"], p["0.lora_b"]) * wave((3, 4), 4, 1.0)).sum()).backward()
+    (pair,) = Lora().pairs(network)
+    (pair.change(p, (3, 4)) * wave((3, 4), 4, 1.0)).sum().backward()
     close(p["0.lora_a"].grad, GOLDEN["gradient_a"])
     close(p["0.lora_b"].grad, GOLDEN["gradient_b"])
 
 
 def test_changes_of_stored_weights_have_the_golden_values():
-    scale = GOLDEN["scale"]
-    close(scale * adapters.TransposedLowRank.product(wave((2, 4), 1), wave((3, 2), 2)), GOLDEN["conv1d_change"])
-    close(scale * adapters.EmbeddingLowRank.product(wave((2, 5), 7), wave((3, 2), 8)), GOLDEN["embedding_change"])
-    conv = adapters.ConvolutionLowRank.product(wave((2, 2, 3, 3), 5), wave((4, 2, 1, 1), 6))
-    close((scale * conv)[0], GOLDEN["conv_change_first_output"])
+    def change(shape: tuple[int, ...], a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
+        return Pair("w", "a", "b", GOLDEN["scale"], transposed).change({"a": a, "b": b}, shape)
+
+    close(change((4, 3), wave((2, 4), 1), wave((3, 2), 2), True), GOLDEN["conv1d_change"])
+    close(change((5, 3), wave((2, 5), 7), wave((3, 2), 8), True), GOLDEN["embedding_change"])
+    conv = change((4, 2, 3, 3), wave((2, 2, 3, 3), 5), wave((4, 2, 1, 1), 6))
+    close(conv[0], GOLDEN["conv_change_first_output"])
 
 
 def test_initial_factors_have_the_golden_values():
@@ -183,7 +186,7 @@ def tied() -> nn.Module:
 def test_a_weight_that_several_modules_have_is_not_merged():
     network = tied()
     Lora(targets=("embed",), rank=2).adapt(network)
-    with pytest.raises(ValueError, match=r"embed\.weight belongs to 2 modules, of which embed alone is adapted"):
+    with pytest.raises(ValueError, match=r"embed\.weight belongs to several modules, of which one alone is adapted"):
         Lora().merged(network, dict(network.named_parameters()))
 
 

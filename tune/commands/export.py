@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...engine.config.schema import part_name
 from ...engine.errors import ConfigError
 from ...engine.run_spec import RunSpec
 from ...engine.runs.result import Result
@@ -85,7 +86,13 @@ def export_adapted(run: Path, clients: tuple[str, ...], form: str, out: Path | N
     if len(numbers) > 1:
         raise ConfigError(f"--client: --as {form} writes one model, got {len(numbers)} clients; give one of them")
     tensors = result.client_states().model(numbers[0]) if numbers else result.model
-    workload: Any = RunSpec.of(result.run_id, result.experiment).workload
+    run_spec = RunSpec.of(result.run_id, result.experiment)
+    if form == "adapter" and run_spec.held:
+        method = part_name(result.experiment.method)
+        raise ConfigError(
+            f"{run}: --as adapter has the factors alone, and {method} has changed the weights, too; give --as merged"
+        )
+    workload: Any = run_spec.workload
     while isinstance(workload, Wrapped):
         workload = workload.of
     adapter = getattr(workload, "adapter", None)

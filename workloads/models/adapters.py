@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import counted
+from ..pair import Pair
 from ..stateless import parameters_of
 from ..workload import Adapter, Params
 from .dropout import Dropout
@@ -62,6 +63,8 @@ class LowRank(nn.Module):
     lora_b: Tensor
     lora_scale: float
     lora_drop: nn.Module
+    transposed = False
+    """Whether the weight is stored as (inputs, outputs)."""
 
     def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
         """The module's own output, and s times that of the low-rank path."""
@@ -76,11 +79,6 @@ class LowRank(nn.Module):
         """The shapes of A and B for a weight."""
         raise NotImplementedError
 
-    @staticmethod
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        """The change of the weight, as it is stored, for s = 1."""
-        raise NotImplementedError
-
 
 class LinearLowRank(LowRank):
     def beside(self, x: Tensor) -> Tensor:
@@ -90,19 +88,13 @@ class LinearLowRank(LowRank):
     def shapes(weight: Tensor, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (rank, weight.shape[1]), (weight.shape[0], rank)
 
-    @staticmethod
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        return b @ a
-
 
 class TransposedLowRank(LinearLowRank):
+    transposed = True
+
     @staticmethod
     def shapes(weight: Tensor, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (rank, weight.shape[0]), (weight.shape[1], rank)
-
-    @staticmethod
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        return (b @ a).T
 
 
 class EmbeddingLowRank(TransposedLowRank):
@@ -118,10 +110,6 @@ class ConvolutionLowRank(LowRank):
     @staticmethod
     def shapes(weight: Tensor, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (rank, *weight.shape[1:]), (weight.shape[0], rank, 1, 1)
-
-    @staticmethod
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        return torch.einsum("or,rihw->oihw", b[:, :, 0, 0], a)
 
 
 def form_of(module: nn.Module, name: str) -> type[LowRank]:
@@ -251,20 +239,26 @@ class Lora(Adapter):
             for factor, value in self.drawn(module, seed, number)
         }
 
-    def merged(self, network: nn.Module, p: Params) -> dict[str, Tensor]:
-        """W + s B A in the place of W, A and B, computed in float64 and rounded once. Raises ValueError for an adapted
-        weight that another module has, too."""
-        found, places = dict(p), parameters_of(network)
+    def pairs(self, network: nn.Module) -> tuple[Pair, ...]:
+        places, found = parameters_of(network), list[Pair]()
         name_of = {id(value): name for name, (value, _) in places.items()}
         for name, module in adapted_in(network).items():
             prefix, weight = f"{name}." if name else "", name_of[id(module.weight)]
-            if len(places[weight][1]) > 1:
-                raise ValueError(
-                    f"{weight} belongs to {len(places[weight][1])} modules, of which {name} alone is adapted"
-                )
-            a, b = (found.pop(f"{prefix}lora_{factor}").double() for factor in "ab")
-            change = module.lora_scale * module.product(a, b)
-            found[weight] = (found[weight].double() + change).to(p[weight].dtype)
+            drawn = "b" if isinstance(module, EmbeddingLowRank) else "a"
+            names = (weight, f"{prefix}lora_a", f"{prefix}lora_b")
+            found.append(Pair(*names, module.lora_scale, module.transposed, drawn, len(places[weight][1]) > 1))
+        return tuple(found)
+
+    def merged(self, network: nn.Module, p: Params) -> dict[str, Tensor]:
+        """W + s B A in the place of W, A and B, computed in float64 and rounded once. Raises ValueError for an adapted
+        weight that another module has, too."""
+        found = dict(p)
+        for pair in self.pairs(network):
+            if pair.tied:
+                raise ValueError(f"{pair.weight} belongs to several modules, of which one alone is adapted")
+            factors = {name: found.pop(name).double() for name in (pair.a, pair.b)}
+            weight = found[pair.weight].double()
+            found[pair.weight] = (weight + pair.change(factors, weight.shape)).to(p[pair.weight].dtype)
         return found
 
     def written(self, network: nn.Module, p: Params) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from ..pair import Pair
 from ..workload import Batch, Chained, Columns, Params, Split, Workload
 
 
@@ -69,6 +70,10 @@ class Wrapped(WithDataOf):
 
     def frozen(self, seed: int) -> dict[str, Tensor]:
         return self.of.frozen(seed)
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.pairs
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
         return self.of.losses(p, batch)
