@@ -138,6 +138,35 @@ class NextToken(Objective):
         return {"perplexity": perplexity(means["loss"])}
 
 
+NOT_COUNTED = -1
+"""What stands in the place of a target that does not count: of padding, or of a prompt."""
+
+
+@dataclass(frozen=True)
+class CountedTokens(NextToken):
+    """The token that follows each place of a row, where some places have none: NOT_COUNTED. The loss and the accuracy
+    of a row are means over its targets, 0 without any."""
+
+    def checked(self, label: np.ndarray, part: str) -> np.ndarray:
+        super().checked(np.where(label == NOT_COUNTED, 0, label), part)
+        return label
+
+    def losses(self, outputs: Tensor, label: Tensor) -> Tensor:
+        given = label != NOT_COUNTED
+        tokens = torch.where(given, label, 0).reshape(-1).long()
+        losses = cross_entropy(outputs.reshape(-1, outputs.shape[-1]), tokens).view(label.shape)
+        return self._mean(torch.where(given, losses, 0.0), given)
+
+    def report(self, outputs: Tensor, label: Tensor) -> dict[str, Tensor]:
+        loss, given = self.losses(outputs, label), label != NOT_COUNTED
+        return {"loss": loss, "accuracy": self._mean((outputs.argmax(-1) == label).to(loss.dtype), given)}
+
+    @staticmethod
+    def _mean(values: Tensor, given: Tensor) -> Tensor:
+        """(B,): the means of values that are 0 where no target is given."""
+        return values.sum(-1) / given.sum(-1).clamp(min=1)
+
+
 Error = Literal["mse", "mae", "huber"]
 """The loss of a regression: the squared error, the absolute error, or Huber's, which is half the squared error up to an
 error of 1 and linear beyond."""

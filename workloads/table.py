@@ -28,6 +28,13 @@ WORKLOADS = {
     "characters": Entry(
         _HERE + "data.characters:Characters", "your own texts as characters: predict the next one, for language models"
     ),
+    "causal_lm": Entry(
+        _HERE + "data.language:CausalLm",
+        "your own texts as tokens of any tokeniser: predict the next one, for language models",
+    ),
+    "instruct": Entry(
+        _HERE + "data.instruct:Instruct", "your own prompts and answers, or chats, to tune language models on"
+    ),
     "sst2": Entry(_HERE + "data.sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
     "sentiment140": Entry(_HERE + "data.sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
     "yelp": Entry(_HERE + "data.sentiment:Yelp", "Yelp reviews, by business category; from data_root"),

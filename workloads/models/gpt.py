@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +32,33 @@ def normalisation(kind: str, width: int) -> nn.Module:
     return nn.LayerNorm(width, EPS, bias=False) if kind == "layer" else nn.RMSNorm(width, EPS)
 
 
-def rotated(x: Tensor, theta: float) -> Tensor:
-    """(…, T, d): the pairs (x_j, x_{j + d/2}) of the vector at place t are turned by the angle t theta^(-2j/d)."""
-    length, half = x.shape[-2], x.shape[-1] // 2
+class Places(NamedTuple):
+    """The places of rows of T tokens. `position`: (T,), or (B, 1, T) where rows differ. `unseen`: (T, T), or
+    (B, 1, T, T): whether a place does not see another one."""
+
+    position: Tensor
+    unseen: Tensor
+
+    @staticmethod
+    def of(tokens: Tensor) -> tuple[Tensor, Places]:
+        """(tokens (B, T), their places), from tokens (B, T), or from (B, 3, T): tokens, the document of each place, -1
+        for padding, and its position in the document. Places see those before them, in their document alone."""
+        count = torch.arange(tokens.shape[-1], device=tokens.device)
+        later = torch.ones(len(count), len(count), dtype=torch.bool, device=tokens.device).triu(1)
+        if tokens.ndim == 2:
+            return tokens, Places(count, later)
+        tokens, document, position = tokens.unbind(1)
+        apart = (document.unsqueeze(-1) != document.unsqueeze(-2)) | (document < 0).unsqueeze(-1)
+        itself = count.unsqueeze(-1) == count
+        return tokens, Places(position.unsqueeze(1), ((later | apart) & ~itself).unsqueeze(1))
+
+
+def rotated(x: Tensor, theta: float, position: Tensor) -> Tensor:
+    """(…, T, d): the pairs (x_j, x_{j + d/2}) of a vector are turned by the angle position theta^(-2j/d)."""
+    half = x.shape[-1] // 2
     wide = torch.promote_types(x.dtype, torch.float32)
     rates = theta ** (-torch.arange(half, device=x.device, dtype=wide) / half)
-    angles = torch.arange(length, device=x.device, dtype=wide).unsqueeze(-1) * rates
+    angles = position.to(wide).unsqueeze(-1) * rates
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -61,28 +82,27 @@ class Block(nn.Module):
             last = layer is self.out or layer is self.down
             nn.init.normal_(layer.weight, std=STD / math.sqrt(2 * gpt.depth) if last else STD)
 
-    def forward(self, h: Tensor) -> Tensor:
-        h = h + self.out(self.attended(self.norm1(h)))
+    def forward(self, h: Tensor, places: Places) -> Tensor:
+        h = h + self.out(self.attended(self.norm1(h), places))
         return h + self.down(F.gelu(self.up(self.norm2(h))))
 
-    def attended(self, n: Tensor) -> Tensor:
+    def attended(self, n: Tensor, places: Places) -> Tensor:
         batch, length = n.shape[:2]
         q, k, v = (
             layer(n).view(batch, length, heads, -1).transpose(1, 2)
             for layer, heads in ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
         )  # (B, heads, T, d)
         if self.theta is not None:
-            q, k = rotated(q, self.theta), rotated(k, self.theta)
+            q, k = (rotated(x, self.theta, places.position) for x in (q, k))
         if self.groups < self.heads:
             k, v = (x.repeat_interleave(self.heads // self.groups, 1) for x in (k, v))
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        later = torch.ones(length, length, dtype=torch.bool, device=n.device).triu(1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(later, -math.inf)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(places.unseen, -math.inf)
         return (torch.softmax(scores, -1).to(v.dtype) @ v).transpose(1, 2).reshape(batch, length, -1)
 
 
 class Decoder(nn.Module):
-    """The network: tokens (B, T) -> logits (B, T, vocabulary)."""
+    """The network: tokens (B, T), or (B, 3, T) as in `Places.of`, -> logits (B, T, vocabulary)."""
 
     def __init__(self, length: int, vocabulary: int, gpt: Gpt) -> None:
         super().__init__()
@@ -97,11 +117,13 @@ class Decoder(nn.Module):
             nn.init.normal_(layer.weight, std=STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        tokens, places = Places.of(tokens)
         h = self.embed["tokens"](tokens)
         if "positions" in self.embed:
-            h = h + self.embed["positions"](torch.arange(tokens.shape[-1], device=tokens.device))
+            own, position = self.embed["positions"], places.position
+            h = h + own(position if position.ndim == 1 else position.squeeze(1) % tokens.shape[-1])
         for block in self.blocks:
-            h = block(h)
+            h = block(h, places)
         h = self.norm(h)
         return F.linear(h, self.embed["tokens"].weight) if self.head is None else self.head(h)  # pyright: ignore[reportArgumentType]
 
@@ -137,6 +159,6 @@ class Gpt(Model):
             raise ValueError(f"1 < theta < infinity must hold, got theta={self.theta}")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        if len(shape) != 1:
+        if len(shape) not in (1, 2) or shape[:-1] not in ((), (3,)):
             raise ValueError(f"gpt needs tokens (length,), got shape={shape}; choose it for the workload characters")
-        return Decoder(shape[0], classes, self)
+        return Decoder(shape[-1], classes, self)

@@ -1,0 +1,255 @@
+"""Texts as rows of tokens: windows of streams, prompts with answers, tokenisers, and means over tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.engine import run
+from fedfleet.engine.config.schema import experiment
+from fedfleet.workloads.data import tokens as tokenisers
+from fedfleet.workloads.data.characters import tokens_of
+from fedfleet.workloads.data.instruct import Instruct
+from fedfleet.workloads.data.language import CausalLm, windows_of
+from fedfleet.workloads.data.tokens import Characters, Coded
+from fedfleet.workloads.models.gpt import Gpt
+from fedfleet.workloads.objectives import NOT_COUNTED, CountedTokens
+from fedfleet.workloads.stateless import Stateless
+from fedfleet.workloads.workload import taken_notes
+from tests.workloads.test_adapters import close
+from tests.workloads.test_language import GOLDEN, golden_tensors
+
+needs_tokenizers = pytest.mark.skipif(
+    find_spec("tokenizers") is None, reason="needs the package tokenizers: pip install fedfleet[text]"
+)
+
+PADDED = [
+    {"input": [3, 4, 5, 0], "label": [4, 5, 0, 6], "document": [0, 0, 0, 0], "position": [0, 1, 2, 3]},
+    {"input": [6, 7, 0, 8], "label": [7, 0, 8, 9], "document": [1, 1, 1, 2], "position": [0, 1, 2, 0]},
+    {"input": [9, 10, 11, 0], "label": [10, 11, 0, -1], "document": [2, 2, 2, -1], "position": [1, 2, 3, 0]},
+]
+"""The windows of three documents, of an implementation that knows none of this code."""
+
+
+def coded(*ids: int) -> Coded:
+    return Coded(np.array(ids, dtype=np.int32), np.ones(len(ids), dtype=np.int32))
+
+
+@pytest.mark.parametrize(("tail", "golden"), [("pad", PADDED), ("drop", PADDED[:2])])
+def test_windows_have_the_golden_values(tail: str, golden: list[dict[str, Any]]):
+    end = Coded(np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32))
+    rows = windows_of([coded(3, 4, 5), coded(6, 7), coded(8, 9, 10, 11)], 4, tail, end)._asdict()
+    for name in golden[0]:
+        assert rows[name].tolist() == [row[name] for row in golden], name
+    assert rows["bytes"].tolist() == [3, 3, 2][: len(golden)]  # an end has no bytes
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: f"{golden['positions']}-{golden['norm']}")
+def test_masked_rows_have_the_golden_values(golden: dict[str, Any]):
+    """Documents that do not see each other, and means over the tokens of answers, and over rows."""
+    network = Gpt(8, 2, 2, positions=golden["positions"], norm=golden["norm"]).build((6,), 7)
+    p, ids, target = golden_tensors(network), torch.tensor(golden["ids"]), torch.tensor(golden["target"])
+    document = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]])
+    position = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 0, 1]])
+    answer = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1]], dtype=torch.bool)
+    objective, label = CountedTokens(7), torch.where(answer, target, NOT_COUNTED)
+    within = Stateless(network)(p, torch.stack([ids, document, position], 1))
+    close(objective.losses(within, target), np.mean(golden["loss_within_documents"], 1))
+    losses, counts = objective.losses(Stateless(network)(p, ids), label), answer.sum(-1)
+    close((losses * counts).sum() / counts.sum(), golden["answer_tokens_mean"])
+    close(losses.mean(), golden["answer_rows_mean"])
+
+
+TEXTS = {"anna": ["a b c. " * 9, "déjà vu! " * 6], "ben": ["x y z? " * 12], "cleo": ["nothing else " * 8]}
+
+
+def table(folder: Path) -> Path:
+    lines = [json.dumps({"who": name, "text": text}) for name, texts in TEXTS.items() for text in texts]
+    (folder / "texts.jsonl").write_text("\n".join(lines))
+    return folder / "texts.jsonl"
+
+
+def test_clients_have_windows_of_their_own_texts(tmp_path: Path):
+    """With padding, each token but the first of a client is a target once."""
+    workload = CausalLm(Gpt(8, 1, 2), path=str(table(tmp_path)), client="who", length=16)
+    train, test = workload.load()
+    for client, (name, texts) in enumerate(TEXTS.items()):
+        rows = (train["client"] == client) & ~train["held_out"]
+        labels = train["label"][rows]
+        length = round(0.9 * sum(map(len, texts)))
+        ends = 1 + (length > len(texts[0]))
+        assert (labels != NOT_COUNTED).sum() == length + ends - 1, name
+    assert train["bytes"][~train["held_out"]].sum() + test["bytes"].sum() == sum(
+        len(text.encode()) for texts in TEXTS.values() for text in texts
+    ) - 2 * len(TEXTS)  # no target is the first token of a stream
+    assert set(train) == {"input", "label", "bytes", "client", "held_out"}
+
+
+def language(folder: Path, workload: dict[str, Any], **local: int):
+    return experiment(
+        {
+            "workload": {"path": str(table(folder)), "client": "who", "length": 16, **workload},
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.5}},
+            "federation": {"clients": 3, "cohort": 3, "rounds": 2, "local": {"steps": 2, "batch": 4, **local}},
+            "engine": {"backend": "local", "dtype": "float64"},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"attend": "within"}], ids=["stream", "within"])
+def test_a_run_reports_means_over_tokens(more: dict[str, str], tmp_path: Path):
+    small = {"name": "causal_lm", "model": {"name": "gpt", "width": 8, "depth": 1, "heads": 2}, **more}
+    whole, parts = (run(language(tmp_path, small, **each)) for each in ({}, {"batch": 1, "accumulate": 4}))
+    for name, value in whole.model.items():
+        torch.testing.assert_close(parts.model[name], value, rtol=1e-10, atol=1e-12)
+    row, workload = whole.rows[-1], CausalLm(Gpt(8, 1, 2), path=str(table(tmp_path)), client="who", length=16, **more)
+    test = {name: torch.from_numpy(column) for name, column in workload.load()[1].items()}
+    report, counts = workload.report(dict(whole.model), test), (test["label"] != NOT_COUNTED).sum(-1)
+    loss = float((report["loss"] * counts).sum() / counts.sum())
+    assert row["eval/loss"] == pytest.approx(loss, rel=1e-12)
+    assert row["eval/perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
+    bits = loss * int(counts.sum()) / (math.log(2) * int(test["bytes"].sum()))
+    assert row["eval/bits_per_byte"] == pytest.approx(bits, rel=1e-12)
+
+
+def test_a_document_by_itself_is_one_in_a_packed_row(tmp_path: Path):
+    """Where places see their own document alone, what is beside it changes nothing."""
+    network = Gpt(16, 2, 2, positions="rope").build((3, 9), 20)
+    alone, document = torch.randint(1, 20, (1, 4)), torch.tensor([[0, 0, 0, 0, 1, 1, 1, -1, -1]])
+    rows = torch.cat([alone, torch.randint(1, 20, (1, 5))], 1)
+    position = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 0]])
+    packed = network(torch.stack([rows, document, position], 1))
+    torch.testing.assert_close(packed[:, :4], network(alone), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(packed[:, 4:7], network(rows[:, 4:7]), rtol=1e-5, atol=1e-6)
+
+
+# --- prompts and answers ----------------------------------------------------------------------------------------------
+def instruct(folder: Path, rows: list[dict[str, str]], **more: Any) -> Instruct:
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return Instruct(Gpt(8, 1, 2), path=str(folder / "rows.jsonl"), **{"length": 16, **more})
+
+
+def answers_of(columns: dict[str, np.ndarray]) -> list[str]:
+    """The targets of each row, as text, with | for the end."""
+    return [
+        "".join("|" if token == 0 else chr(token + 30) for token in row[row != NOT_COUNTED]) for row in columns["label"]
+    ]
+
+
+PAIRS = [
+    {"prompt": "two?", "answer": "2"},
+    {"prompt": "a prompt that is too long", "answer": "short"},
+    {"prompt": "say", "answer": "an answer that is too long"},
+    {"prompt": "nothing", "answer": ""},
+    {"prompt": "test", "answer": "yes"},
+]
+
+
+def test_the_targets_are_answers(tmp_path: Path):
+    """A long prompt loses its beginning, a long answer its end."""
+    taken_notes()
+    train, test = instruct(tmp_path, PAIRS, test_fraction=0.2).load()
+    assert answers_of(train) == ["2|", "short|", "an answer tha"]
+    assert answers_of(test) == ["yes|"]
+    assert "".join(chr(token + 30) for token in train["input"][1] if token > 1) == "s too longshort"
+    assert train["bytes"].tolist() == [1, 5, 13]
+    (line, *_) = [note for note in taken_notes() if "lose" in note]
+    assert "of 4 examples, 1 lose the beginning of their prompt, 1 the end of their answer, and 1 have no" in line
+
+
+def test_examples_of_a_row_are_apart(tmp_path: Path):
+    train, _ = instruct(tmp_path, PAIRS, pack=True, length=24, test_fraction=0.2).load()
+    assert answers_of(train)[0] == "2|"
+    first = train["document"][0].tolist()
+    assert first == [0] * 6 + [-1] * 18
+    short = [{"prompt": "1", "answer": "2"}] * 6
+    train, _ = instruct(tmp_path, short, pack=True, length=7, test_fraction=0.2).load()
+    assert train["document"][0].tolist() == [0] * 3 + [1] * 3 + [-1]
+    assert train["position"][0].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert len(train["input"]) == 3
+
+
+def test_templates_and_inputs(tmp_path: Path):
+    rows = [{"prompt": "add", "answer": "3", "of": "1 2"}] * 4
+    train, _ = instruct(tmp_path, rows, input="of", template="Q: {prompt} A: ", length=24, test_fraction=0.25).load()
+    assert answers_of(train) == ["3|"] * 3
+    train, _ = instruct(tmp_path, rows, template="Q: {prompt} A: ", loss_on="all", test_fraction=0.25).load()
+    assert answers_of(train) == [": add A: 3|"] * 3
+    with pytest.raises(ValueError, match=r"template must have \{prompt\} where the prompt stands, got 'Q: '"):
+        instruct(tmp_path, rows, template="Q: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"length": 0}, "length >= 1 must hold, got length=0"),
+        ({"vocabulary": 256}, "vocabulary > 256 must hold, as bytes are tokens"),
+        ({"test_fraction": 1.0}, "0 < test_fraction < 1 must hold"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(more: dict[str, Any], told: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=told):
+        instruct(tmp_path, PAIRS, **more)
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path):
+    workload = instruct(tmp_path, [{"prompt": "a"}])
+    with pytest.raises(ValueError, match=r"must have prompt, answer in each line, got line 1 without answer"):
+        workload.load()
+    (tmp_path / "rows.jsonl").write_text("{")
+    with pytest.raises(ValueError, match=r"rows.jsonl.*line 1"):
+        workload.load()
+    with pytest.raises(ValueError, match=r"path must be a file .jsonl or .parquet, got"):
+        Instruct(Gpt(), path=str(tmp_path / "text.txt")).check()
+    with pytest.raises(ValueError, match=r"messages need a tokeniser with a chat template, got characters or bpe"):
+        instruct(tmp_path, PAIRS, messages="messages").check()
+
+
+# --- tokenisers -------------------------------------------------------------------------------------------------------
+MIXED = "To be,\tor — not\r\nto be: ä€😀"
+
+
+def test_characters_have_the_bytes_of_the_text():
+    (found,) = Characters().coded([MIXED])
+    assert found.ids.tolist() == tokens_of(MIXED)[:-1].tolist()
+    assert found.bytes.sum() == len(MIXED.encode())
+    assert Characters().coded([""])[0].ids.tolist() == []
+
+
+@pytest.mark.long
+@needs_tokenizers
+def test_the_file_of_characters_gives_their_tokens(data_root: str):
+    """On a text with all that is particular, and on tiny-shakespeare where it is there."""
+    read = tokenisers.FromFile(tokenisers.of_characters(), tokenisers.END_OF_BPE, "it")
+    texts = [MIXED]
+    if (path := Path(data_root) / "tiny_shakespeare/input.txt").is_file():
+        texts.append(path.read_text())
+    for text in texts:
+        (one,), (other,) = read.coded([text]), Characters().coded([text])
+        assert np.array_equal(one.ids, other.ids)
+        assert one.bytes.sum() == other.bytes.sum() == len(text.encode())
+    assert (read.size, read.end) == (97, 0)
+
+
+@needs_tokenizers
+def test_byte_pairs_are_learnt_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    texts = [text for texts in TEXTS.values() for text in texts]
+    assert tokenisers.learnt(300, texts) == tokenisers.learnt(300, texts)
+    workload = CausalLm(Gpt(8, 1, 2), path=str(table(tmp_path)), client="who", tokens="bpe", vocabulary=300, length=8)
+    train, _ = workload.load()
+    assert workload.classes == 300
+    assert train["label"].max() < 300
+    again = CausalLm(Gpt(8, 1, 2), path=str(table(tmp_path)), client="who", tokens="bpe", vocabulary=300, length=8)
+    assert np.array_equal(again.load()[0]["input"], train["input"])
+    assert len([*(tmp_path / "cache/bpe").iterdir()]) == 1
+    (found,) = workload.tokeniser.coded([MIXED])
+    assert found.bytes.sum() == len(MIXED.encode())
