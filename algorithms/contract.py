@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -194,6 +194,9 @@ class Deferred(ABC):
 class Algorithm(ABC):
     """A federated method. Implementations are frozen dataclasses of settings; all state is passed in and returned."""
 
+    table: ClassVar[str] = "METHODS"
+    """The registry's table of methods."""
+
     weighted: bool = True
     """False: the engine averages `delta` and `averaged` uniformly, whatever the federation's client weights are."""
 
@@ -207,8 +210,15 @@ class Algorithm(ABC):
     not_private: str = ""
     """Why the method does not go with `privacy`, besides what the engine finds in its messages; "" if it does."""
 
+    least_steps: int = 1
+    """The fewest local steps of a visit."""
+
     needs_all: str = ""
     """Why all clients must take part in every round; "" if they need not."""
+
+    needs_mean: str = ""
+    """Why the server must get the mean of what clients have sent, neither a rule's answer nor messages that an attack
+    has changed; "" if it need not."""
 
     own_models: bool = False
     """Whether clients are evaluated with models of their own, see `client_model`."""
@@ -377,8 +387,16 @@ class Around(Algorithm):
         return self.method.not_private
 
     @property
+    def least_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.least_steps
+
+    @property
     def needs_all(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.needs_all
+
+    @property
+    def needs_mean(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.needs_mean
 
     @property
     def own_models(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

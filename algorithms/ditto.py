@@ -12,22 +12,41 @@ trains alone, and a larger `lam` keeps its model nearer to the server's; a local
 Both steps are on the step's batch. x is as in FedAvg, to the bit. A client's model is v_i. Before its first visit it is
 the server's model of that time (start = "current"), or the model before round 1 ("initial").
 
+With `base`, x and what is sent are those of another method, whose local steps see x and y alone. With `split` = [a, b]
+a parts of a visit's steps move v, and b parts then move y, as the paper gives both numbers of steps of their own;
+without it both move in every step, as in the authors' code. All steps take two gradients.
+
 Departures:
-- The paper lets y and v take numbers of steps of their own; here both take one in each step, as in the authors' code.
 - The paper chooses lam for each client on validation rows; here it is one number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from .contract import Algorithm, Around, Client, Constant, Local, Message, Oracle, Public, Round, Server
+from .contract import (
+    Algorithm,
+    Around,
+    Client,
+    Constant,
+    Deferred,
+    Local,
+    Message,
+    Oracle,
+    Public,
+    Round,
+    RunContext,
+    Server,
+)  # fmt: skip
 from .fedavg import Plain
 from .local import LocalMethod, Rule
-from .parts.checks import nonnegative, one_of
+from .parts.checks import nonnegative, one_of, refuse
 from .parts.rules import Sgd
 from .parts.servers import Mean
+from .parts.turns import Turns, chosen
 from .tree import Tree
 
 
@@ -52,12 +71,13 @@ class LocalState(NamedTuple):
 @dataclass(frozen=True)
 class Ditto(Around):
     """`method` for x, and a model of its own for each client. `rule`: v's local step, whose state starts anew every
-    visit."""
+    visit; `turns`: None to move both in every step."""
 
     method: Algorithm
     rule: Rule
     lam: float = 1.0
     start: Literal["current", "initial"] = "current"
+    turns: Turns | None = None
 
     def __post_init__(self) -> None:
         nonnegative(lam=self.lam)
@@ -67,12 +87,22 @@ class Ditto(Around):
     def own_models(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return True
 
+    @property
+    def least_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.least_steps if self.turns is None else self.turns.least_steps()
+
     def origin(self, public: Public) -> Tree:
         return self.method.origin(public.method)
 
     def server_init(self, x: Tree) -> Server:
         server = self.method.server_init(x)
         return server._replace(public=Shared(server.public, Constant(x) if self.start == "initial" else ()))
+
+    def broadcast(self, server: Server) -> Public:
+        return server.public._replace(method=self.method.broadcast(self._server_of_method(server)))
+
+    def unpack(self, public: Public) -> Any:
+        return public._replace(method=self.method.unpack(public.method))
 
     def client_init(self, public: Public) -> Client:
         v = public.first.value if self.start == "initial" else self.origin(public)
@@ -85,12 +115,20 @@ class Ditto(Around):
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         method = self.method.client_step(public.method, client.method, local.method, oracle)
         direction = oracle(local.v).add(local.v - self.origin(public), self.lam)
-        return LocalState(method, *self.rule.step(local.v, direction, local.rule))
+        v, rule = self.rule.step(local.v, direction, local.rule)
+        if self.turns is None:
+            return LocalState(method, v, rule)
+        own = self.turns.is_personal(oracle.done)
+        v, rule = chosen(own, (v, rule), (local.v, local.rule))
+        return LocalState(chosen(~own, method, local.method), v, rule)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         message, kept = self.method.client_finish(public.method, client.method, local.method)
         facts = {**message.facts, "personal_norm2": (local.v - client.v).norm2()}
         return message._replace(facts=facts), Own(kept, local.v)
+
+    def decode(self, public: Public, message: Message) -> Message:
+        return self.method.decode(public.method, message)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         after = self.method.server_update(self._server_of_method(server), mean, round)
@@ -109,16 +147,54 @@ class Ditto(Around):
         return server._replace(public=server.public.method)
 
 
+@dataclass(frozen=True)
+class Planned(Deferred):
+    """Ditto around a method whose settings follow from the run; `ditto` makes it from this method."""
+
+    base: Deferred
+    ditto: Callable[[Algorithm], Ditto]
+
+    def build(self, context: RunContext) -> Ditto:
+        return self.ditto(self.base.build(context))
+
+
+def around(base: Algorithm, rule: Rule, lam: float, start: Literal["current", "initial"], turns: Turns | None) -> Ditto:
+    """Ditto around a method. Raises ValueError for one that it does not go with."""
+    lacks = {
+        "gives clients models of their own": base.own_models,
+        "lets clients make something of their own of the broadcast": base.own_view,
+        "begins with a pass over all clients": base.warm_start is not None,
+        "sends no changes of a model": type(base).origin is Algorithm.origin,
+    }
+    for why, holds in lacks.items():
+        if holds:
+            raise ValueError(f"base must be another method, got {type(base).__name__}, which {why}; choose fedavg")
+    return Ditto(base, rule, lam, start, turns)
+
+
 def ditto(
     lam: float = 1.0,
     rule: Rule = Sgd(0.1),
     personal_rule: Rule | None = None,
     server_lr: float = 1.0,
     start: Literal["current", "initial"] = "current",
-) -> Ditto:
+    base: Algorithm | None = None,
+    split: tuple[int, int] | None = None,
+) -> Ditto | Planned:
     """lam: weight of the pull of a client's own model towards the server's; rule: the local optimiser of the server's
     model; personal_rule: that of the clients' own models, the same as `rule` unless given; server_lr: step size along
     the mean displacement; start: a client's own model before its first visit, the server's of that time (current), or
-    the model before round 1 (initial)."""
-    base = LocalMethod(rule, Plain(), Mean(server_lr))
-    return Ditto(base, personal_rule or rule, lam, start)
+    the model before round 1 (initial); base: the method of the server's model, FedAvg with `rule` and `server_lr`
+    unless given, which then has arguments of its own; split: as in [10, 1], the parts of a visit's steps that first
+    move the own model and then the server's, unless given all steps move both."""
+    if split is not None and min(split) < 1:
+        raise ValueError(f"split must be two whole numbers of 1 or more, got {list(split)}; leave it out")
+    turns = None if split is None else Turns(*split)
+    if base is None:
+        return Ditto(LocalMethod(rule, Plain(), Mean(server_lr)), personal_rule or rule, lam, start, turns)
+    if personal_rule is None:
+        raise ValueError("personal_rule must be given with base, got none; give the rule of clients' own models")
+    refuse({"rule": rule if rule != Sgd(0.1) else None}, "base has its own", "leave it out")
+    refuse({"server_lr": server_lr if server_lr != 1 else None}, "base has its own", "leave it out")
+    made = partial(around, rule=personal_rule, lam=lam, start=start, turns=turns)
+    return Planned(base, made) if isinstance(base, Deferred) else made(base)

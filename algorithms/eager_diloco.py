@@ -71,6 +71,7 @@ class Eager(LocalMethod):
     needs_all = "its clients keep models of their own, which follow from the means of all"
     stale = needs_all  # pyright: ignore[reportAssignmentType]
     not_private = needs_all
+    needs_mean = "clients' models and the evaluated mean of them would come apart"
     follows_sent = True
 
     # --- clients ------------------------------------------------------------------------------------------------------

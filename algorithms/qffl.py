@@ -15,7 +15,7 @@ The client evaluates x before its first local step, in one forward pass over its
 Departures:
 - The authors' code draws clients by their numbers of examples, with replacement, and sums plainly; here the means have
   the federation's weights.
-- F has 1e-10 added, as in the code, so that a loss of 0 has a power.
+- F has `floor` added, 1e-10 as in the code, so that a loss of 0 has a power.
 """
 
 from __future__ import annotations
@@ -28,13 +28,10 @@ from torch import Tensor
 from .contract import Around, Client, Local, LocalSteps, Message, Oracle, Public, Round, Server
 from .fedavg import Plain
 from .local import LocalMethod, Rule
-from .parts.checks import nonnegative, positive
+from .parts.checks import nonnegative, positive, refuse
 from .parts.rules import Sgd
 from .parts.servers import Mean
 from .tree import Tree
-
-FLOOR = 1e-10
-"""What is added to a loss."""
 
 
 class View(NamedTuple):
@@ -46,18 +43,19 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class QFedAvg(Around):
-    """`method`: FedAvg; `q`; `scale`: L."""
+    """`method`: FedAvg; `q`; `scale`: L; `floor`: what is added to F."""
 
     method: LocalMethod
     q: float
     scale: float
+    floor: float = 1e-10
     own_view = True  # pyright: ignore[reportAssignmentType]
     divides_means = True  # pyright: ignore[reportAssignmentType]
     stale = "losses of several versions of the model do not compare"  # pyright: ignore[reportAssignmentType]
     not_private = "it weighs clients by their losses, for which there is no bound"  # pyright: ignore[reportAssignmentType]
 
     def __post_init__(self) -> None:
-        nonnegative(q=self.q)
+        nonnegative(q=self.q, floor=self.floor)
         positive(L=self.scale)
 
     def server_init(self, x: Tree) -> Server:
@@ -67,7 +65,7 @@ class QFedAvg(Around):
         return (self.origin(public),) if self.q else ()  # with q = 0 no loss counts
 
     def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
-        return View(public, losses.sum() + FLOOR)
+        return View(public, losses.sum() + self.floor)
 
     def client_init(self, public: Public) -> Client:
         return self.method.client_init(public)
@@ -97,12 +95,14 @@ class QFedAvg(Around):
         return self.method.model(server)
 
 
-def qffl(q: float = 1.0, rule: Rule = Sgd(0.1), L: float | None = None) -> QFedAvg:
+def qffl(q: float = 1.0, rule: Rule = Sgd(0.1), L: float | None = None, floor: float | None = None) -> QFedAvg:
     """q: how much more large losses count, 0 is FedAvg; rule: the local optimiser; L: the Lipschitz constant of the
-    gradient, 1 / lr of the rule unless given."""
+    gradient, 1 / lr of the rule unless given; floor: what is added to the losses, 1e-10 unless given."""
+    if not q:
+        refuse({"floor": floor}, "q=0 takes no loss into account", "leave it out, or give q")
     if L is None:
         lr = getattr(rule, "lr", None)
         if not isinstance(lr, float | int):
             raise ValueError(f"L must be given with a rule that has no one lr, got rule={rule!r}; give L: 10, say")
         L = 1 / lr
-    return QFedAvg(LocalMethod(rule, Plain(), Mean()), q, L)
+    return QFedAvg(LocalMethod(rule, Plain(), Mean()), q, L, 1e-10 if floor is None else floor)

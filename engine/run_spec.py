@@ -18,6 +18,7 @@ from ..algorithms.aggregation.contract import Aggregator, Stage
 from ..algorithms.attacks.contract import Attack, PoisoningAttack
 from ..algorithms.contract import Adaptation, Algorithm, Deferred, RunContext
 from ..algorithms.local import Rule
+from ..algorithms.parts.turns import Turns
 from ..algorithms.tree import Layout, Tree
 from ..workloads.workload import Split, Workload
 from .accelerators.settings import applied
@@ -33,7 +34,7 @@ from .errors import ConfigError
 from .kernels.agreement import Disagreement
 from .kernels.contract import Kernels
 from .method_form.batch_norm import Buffered
-from .method_form.personal import Division, Personal, Turns
+from .method_form.personal import Division, Personal
 from .privacy.privacy_plan import PrivacyPlan
 from .state.folders import state_folder
 from .storage.sha256 import sha256_of_tensors

@@ -17,7 +17,8 @@ ALLOWED = {
     "workloads": (r"workloads\b",),
     "engine": (
         r"engine\b",
-        r"algorithms\.(contract|local|tree|parts\.(orthogonal|own_model)|aggregation\.messages|(aggregation|attacks)\.contract)$",
+        r"algorithms\.(contract|local|tree|parts\.(orthogonal|own_model|turns)|aggregation\.messages)$",
+        r"algorithms\.(aggregation|attacks)\.contract$",
         r"algorithms\.privacy\.(mechanism|clipping|noise)$",
         r"workloads\.(workload|classification|objectives|client_index|stateless|drawing|counted|entry|processors)$",
         r"workloads\.models\.derivatives$",

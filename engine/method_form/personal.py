@@ -24,15 +24,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, groupby
-from typing import Any, Literal, NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Around, Client, Constant, Local, Message, Oracle, Public, Round, Server
 from ...algorithms.local import Rule
+from ...algorithms.parts.turns import Turns, chosen
 from ...algorithms.tree import Layout, Tree
 from .batch_norm import join_trees, split_tree
 
@@ -125,25 +125,6 @@ class SharedOracle:
         return getattr(self.oracle, name)
 
 
-class Turns(NamedTuple):
-    """A visit in two parts: steps of the personal tensors and steps of the shared ones, as `personal` to `shared`.
-    first: who begins."""
-
-    personal: int
-    shared: int
-    first: Literal["personal", "shared"] = "personal"
-
-    def is_personal(self, done: Any) -> Any:
-        """Whether a step moves the personal tensors. done: the fraction of the visit's steps that are finished. Both
-        sides are correctly rounded quotients of whole numbers, so that equality is exact."""
-        whole = self.personal + self.shared
-        return done < self.personal / whole if self.first == "personal" else done >= self.shared / whole
-
-    def least_steps(self) -> int:
-        """The fewest local steps of a visit in which both sides move."""
-        return next(steps for steps in count(2) if len({self.is_personal(k / steps) for k in range(steps)}) == 2)
-
-
 @dataclass(frozen=True)
 class Personal(Around):
     """`method` on the shared tensors of a model, see the module. `rule`: the local step of the personal ones; `keep`:
@@ -160,6 +141,10 @@ class Personal(Around):
     @property
     def own_models(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return True
+
+    @property
+    def least_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.least_steps if self.turns is None else self.turns.least_steps()
 
     @property
     def variables(self) -> Any:
@@ -221,10 +206,6 @@ class Personal(Around):
     def _in_turn(self, personal: Tensor, before: LocalState, after: LocalState) -> LocalState:
         """What is left of a step in which one side moves. personal: (), whether it is the personal one. Running
         statistics move in every step."""
-
-        def chosen(turn: Tensor, new: Any, old: Any) -> Any:
-            return pytree.tree_map(lambda a, b: torch.where(turn, a, b), new, old)
-
         own = chosen(personal, after.personal, before.personal)
         if last := self.division.statistics:
             own = join_trees(split_tree(own, last)[0], split_tree(after.personal, last)[1])

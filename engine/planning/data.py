@@ -12,7 +12,6 @@ from ...workloads.workload import Split
 from ..clients.modules import check_draws
 from ..cohorts.tasks import steps_of
 from ..errors import ConfigError
-from ..method_form.personal import Turns
 from ..records.event_log import STILL
 from ..records.partition_file import about_partition, write_partition
 from ..run_spec import RunSpec
@@ -66,15 +65,17 @@ def told_while_slow(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def check_turns(run_spec: RunSpec, split: Split) -> None:
-    """Raise ConfigError if a client's visit is too short for both parts of `personal.split`."""
-    personal = run_spec.experiment.personal
-    if personal is None or personal.split == "together":
-        return
-    steps = int(steps_of(split.client_index.sizes, run_spec.experiment.federation.local).min())
-    if steps < (least := Turns(*personal.split, personal.order).least_steps()):
+    """Raise ConfigError if a client's visit is too short for both parts of a split, that of the section `personal` or
+    of the method."""
+    least, personal = run_spec.method().least_steps, run_spec.experiment.personal
+    steps = int(steps_of(split.client_index.sizes, run_spec.experiment.federation.local).min()) if least > 1 else 1
+    if steps < least:
+        where, given = "method", ""
+        if personal is not None and personal.split != "together":
+            where, given = "personal", f"{list(personal.split)} with "
         raise ConfigError(
-            f"personal.split: both parts must get a step, got {list(personal.split)} with {steps} local steps; choose "
-            f"[1, 1], or {least} steps or more"
+            f"{where}.split: both parts must get a step, got {given}{steps} local steps; choose [1, 1], or {least} "
+            "steps or more"
         )
 
 

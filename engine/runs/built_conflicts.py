@@ -15,6 +15,7 @@ from ...algorithms.aggregation.contract import Aggregator, Mean
 from ...algorithms.attacks.contract import Attack
 from ...algorithms.contract import Algorithm, Known
 from ...workloads.classification import Classification
+from ..aggregation.stage_plan import sends
 from ..cohorts.samplers import Replacement
 from ..config.conflicts import Conflict, refuse
 from ..config.schema import Asynchronous, Experiment, Pace, is_set
@@ -72,6 +73,16 @@ def lacks_f(built: Built) -> str:
     rule = built.rule
     lacking = (part.called for part in rule.before if getattr(part, "f", 0) is None and not hasattr(rule, "f"))
     return next(lacking, "")
+
+
+def has_a_rule(built: Built) -> bool:
+    """Whether something else than the mean takes the place of the messages."""
+    return not isinstance(built.rule, Mean) or bool(built.rule.before)
+
+
+def forges(built: Built) -> bool:
+    """Whether an attack changes messages, rather than only the data that clients train on."""
+    return built.attack is not None and (built.attack.collects or sends(built.attack))
 
 
 AGGREGATION = rows(
@@ -174,12 +185,20 @@ SAMPLING = rows(
     (
         *("aggregate", "method", "the method compares the messages and adds them up by itself"),
         "choose mean, or another method",
-        lambda b: b.method.compares and (not isinstance(b.rule, Mean) or b.rule.before),
+        lambda b: b.method.compares and has_a_rule(b),
     ),
     (
         *("workload", "method", "running statistics would be means over clients with other models"),
         "set norm: group",
         lambda b: b.method.compares and b.run_spec.shared_statistics,
+    ),
+    *(
+        (
+            *(key, "method", "the server needs the mean of what clients have sent"),
+            "leave it out, or choose another method",
+            lambda b, changes=changes: changes(b) and b.method.needs_mean,
+        )
+        for key, changes in (("aggregate", has_a_rule), ("attack", forges))
     ),
     (
         *("attack", "method", "no client may be missing in a round, and the attack has clients send nothing"),

@@ -73,7 +73,7 @@ VALUES: dict[str, Any] = {
     "personal_rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
     "delta": 0.01, "lam": 0.4, "inner_steps": 2, "lr_inner": 0.3, "lr_alpha": 0.05, "alpha_decay": 0.5,
     "compression": {"name": "factors", "ratio": 0.8, "nearest": True}, "clusters": 4, "spread": 0.1, "q": 2.0, "L": 4.0,
-    "eps1": 1e-3, "eps2": 100.0, "least": 4, "after": 2, "most": 2,
+    "base": "scaffold", "split": (1, 2), "floor": 0.1, "eps1": 1e-3, "eps2": 100.0, "least": 4, "after": 2, "most": 2,
 }  # fmt: skip
 """A value other than the default for each argument that is not a choice. It lies in the range of every method."""
 
@@ -109,6 +109,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("fedbat", "feedback"): {"both_ways": True},
     ("fednova", "effective"): STATEFUL,
     ("fedsam", "eta"): {"kind": "asam"},
+    ("ditto", "base"): {"personal_rule": {"name": "sgd", "lr": 0.1}},
     ("per_fedavg", "delta"): {"variant": "hf"},
     **{(method, "condition"): {"parameter_free": True} for method in ("fed_nsgda_m", "fedmuon_da")},
 }
@@ -131,6 +132,7 @@ INERT = {
     ("fedbat", "feedback"): {"both_ways": False},
     ("ef21_p", "beta"): {"memory": "error"},
     ("fedsam", "eta"): {"kind": "sam"},
+    ("qffl", "floor"): {"q": 0.0},
     **{("apfl", name): {"update": "never"} for name in ("lr_alpha", "alpha_decay")},
     **{
         (method, name): {"parameter_free": True}

@@ -7,15 +7,20 @@ import torch
 from fedfleet.algorithms.apfl import apfl
 from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.ditto import ditto
+from fedfleet.algorithms.fedadam import fedadam
+from fedfleet.algorithms.fedadmm import fedadmm
 from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.feddyn import feddyn
 from fedfleet.algorithms.local_only import local_only
 from fedfleet.algorithms.parts.rules import Adam, Sgd
+from fedfleet.algorithms.parts.turns import Turns
 from fedfleet.algorithms.per_fedavg import per_fedavg
 from fedfleet.algorithms.pfedme import pfedme
+from fedfleet.algorithms.qffl import qffl
 from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.method_form.batch_norm import Buffered
-from fedfleet.engine.method_form.personal import Division, Personal, Turns
+from fedfleet.engine.method_form.personal import Division, Personal
 from tests.algorithms.driver import arrays, run, tree
 from tests.algorithms.own import CASES, PROBLEMS, Problem
 from tests.algorithms.problems import unflatten
@@ -151,6 +156,44 @@ def flat(trees):
 @pytest.mark.parametrize("lam", [0.0, 0.7])
 def test_the_servers_model_of_ditto_is_that_of_fedavg(lam):
     assert torch.equal(flat(on_line(ditto(lam)).models()), flat(on_line(fedavg()).models()))
+
+
+@pytest.mark.parametrize(
+    "base", [scaffold(Sgd(0.1)), fedadam(Sgd(0.1)), feddyn(Sgd(0.1), 0.5)], ids=["scaffold", "fedadam", "feddyn"]
+)
+def test_ditto_around_a_method_has_its_model(base):
+    found = on_line(ditto(0.0, personal_rule=Sgd(0.1), start="initial", base=base))
+    assert torch.equal(flat(found.models()), flat(on_line(base).models()))
+    assert torch.equal(flat(found.own_models()), flat(on_line(local_only()).own_models()))
+
+
+def test_ditto_moves_one_side_and_then_the_other():
+    """With a split of [3, 1] and 4 steps v takes three and y one; batches are all alike."""
+    cohorts, _ = CASES["ditto"][1].timetable
+
+    def of(method, count):
+        return run(method, PROBLEMS["line"], cohorts, {(r, i): count for r in range(3) for i in range(3)})
+
+    found = of(ditto(0.0, start="initial", split=(3, 1)), 4)
+    assert torch.equal(flat(found.models()), flat(of(fedavg(), 1).models()))
+    assert torch.equal(flat(found.own_models()), flat(of(local_only(), 3).own_models()))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"base": ditto()}, "got Ditto, which gives clients models of their own"),
+        ({"base": qffl()}, "got QFedAvg, which lets clients make something of their own of the broadcast"),
+        ({"base": scaffold(start="gradient")}, "which begins with a pass over all clients"),
+        ({"base": fedadmm()}, "got FedAdmm, which sends no changes of a model"),
+        ({"base": fedavg(), "rule": Sgd(0.2)}, "rule has no effect here"),
+        ({"base": fedavg(), "personal_rule": None}, "personal_rule must be given with base"),
+        ({"split": (0, 4)}, r"split must be two whole numbers of 1 or more, got \[0, 4\]"),
+    ],
+)
+def test_what_ditto_does_not_go_around(given, message):
+    with pytest.raises(ValueError, match=message):
+        ditto(**{"personal_rule": Sgd(0.1), **given})
 
 
 def test_ditto_without_a_pull_is_local_training():

@@ -100,9 +100,11 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
         ["federation.pace.select=1.5", "federation.sampler=weighted", CLOCK],
     ),
     ("privacy", "method", ["method=fednova", PRIVATE]),
+    ("aggregate", "method", ["method=cfl", "federation.cohort=10", RULE]),
+    ("aggregate", "method", ["method=eager_diloco", "federation.cohort=10", RULE]),
+    ("attack", "method", ["method=eager_diloco", "federation.cohort=10", ATTACK]),
     ("attack", "method", ["method=cfl", "federation.cohort=10", "attack={name: drop, share: 0.2}"]),
     ("attack", "method", ["method=fednova", ATTACK]),
-    ("aggregate", "method", ["method=cfl", "federation.cohort=10", RULE]),
     ("aggregate", "method", ["method=qffl", RULE]),
     ("aggregate", "method", ["method=fednova", RULE]),
     (

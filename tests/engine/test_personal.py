@@ -197,7 +197,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"personal": {"tensors": "tail"}}, "personal.tensors: must be head, body, .* got 'tail'"),
     ({"personal": {**HEAD, "rule": "sgdd"}}, "personal.rule.name: no rule is called sgdd; did you mean sgd"),
     ({"personal": HEAD, "method": "fafed"}, "personal.rule: same needs a method with the one option rule, got fafed"),
-    ({"personal": HEAD, "method": "local_only"}, "personal: does not go with a method that keeps a whole model"),
+    ({"personal": HEAD, "method": "local_only"}, "personal: does not go with a method that gives clients whole models"),
     ({"personal": HEAD, "engine": {"state_dtype": "bfloat16"}}, "engine.state_dtype: bfloat16 would round"),
     ({"personal": {}}, "personal.tensors: some tensor must be personal or frozen"),
     ({"personal": {**HEAD, "order": "shared"}}, "personal.order: says which part of a split is first"),

@@ -64,6 +64,16 @@ class Given(CountedSampler):
         return np.array(cohorts[(number - 1) % len(cohorts)])
 
 
+def test_a_label_that_the_client_lacks_has_a_finite_loss():
+    """As where an attack flips labels: the row's own class counts 1e-8, and its logit is 100 lower."""
+    counts = torch.tensor([[3, 0, 0]], dtype=torch.int32)
+    batch = {"input": torch.zeros(1, 2, dtype=torch.float64), "label": torch.tensor([1]), COUNTS: counts}
+    p = {"out.weight": torch.zeros(3, 2, dtype=torch.float64), "out.bias": torch.zeros(3, dtype=torch.float64)}
+    lower = 100 - 3**-0.25
+    (found,) = Calibrated(Few(), absent="exclude").losses(p, batch)
+    assert float(found) == pytest.approx(lower + np.log1p(np.exp(-lower)), rel=1e-12)
+
+
 def few(workload, sampler="uniform", **more):
     plan = {"clients": 3, "cohort": 2, "rounds": 3, "local": {"steps": 2, "batch": 8}, "sampler": sampler}
     return experiment(

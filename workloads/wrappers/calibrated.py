@@ -8,6 +8,7 @@ less, or not at all, by its local steps, so that rare classes survive the averag
 find before they train (`Algorithm.looks`) are those of the plain logits.
 
 With absent = "floor" a class without rows counts 1e-8, as in public codes; with "exclude" it leaves the denominator.
+The row's own class always stays, with 1e-8 where the client lacks it, as a label that an attack has flipped may.
 With over = "others" the denominator omits the row's own class, as the paper prints it; codes have all classes.
 """
 
@@ -84,10 +85,11 @@ class Calibrated(Wrapped):
         if COUNTS not in batch:
             return self.of.losses(p, batch)
         logits, label = wide(self._inner.logits(p, batch, batch.get("key"))), batch["label"].long()
-        z = logits + self.shift(batch[COUNTS].to(logits.dtype))
+        is_own = torch.arange(logits.shape[-1], device=logits.device) == label.unsqueeze(-1)
+        counts = batch[COUNTS].to(logits.dtype)
+        z = logits + self.shift(torch.where(is_own, counts.clamp(min=FLOOR), counts))
         own = z.gather(-1, label.unsqueeze(-1)).squeeze(-1)
         if self.over == "others":
-            is_own = torch.arange(z.shape[-1], device=z.device) == label.unsqueeze(-1)
             z = torch.where(is_own, -torch.inf, z)
         losses = z.logsumexp(-1) - own
         return losses + self._network.drift(p) if self.buffers and "key" in batch else losses
