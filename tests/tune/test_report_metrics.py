@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.report.files import write_report
 from fedfleet.tune.report.findings import findings
 from fedfleet.tune.run_files import read_columns
 from fedfleet.tune.study.check import checked
 from fedfleet.tune.study.folder import StudyFolder
+from fedfleet.tune.study.kept_results import restore
 from fedfleet.tune.study.spec import Study, study
 from fedfleet.tune.study_run.runner import run_study
 
@@ -33,7 +36,7 @@ def tuned(metrics: dict[str, str], **adapt: Any) -> Study:
             "experiment": experiment,
             "methods": {"FedAvg": method, "FedAvg+FT": method},
             "tune": {"each": "level"},
-            "report": {"metric": OWN, "metrics": metrics},
+            "report": {"metric": OWN, "metrics": metrics, "against": ["FedAvg"]},
             "tracking": {"uri": "none"},
         }
     )
@@ -56,9 +59,19 @@ def test_a_method_is_reported_and_tuned_by_its_own_column(tmp_path: Path):
         best = max(tried, key=lambda run: tried[run])
         assert columns[name][OWN][-1] == read_columns(best)[OWN][-1], (name, lr)
 
+    text = (tmp_path / "report.md").read_text()
+    assert "## Clients that are better or worse off" in text
+    assert "| FedAvg | FedAvg+FT |" in text
+    shutil.rmtree(tmp_path / "cells")  # what a repository keeps has the same numbers
+    restore(tmp_path)
+    write_report(folder)
+    assert (tmp_path / "report.md").read_text() == text
+
 
 def test_a_column_that_a_method_does_not_record_is_refused():
     with pytest.raises(ConfigError, match=r"report\.metrics\.FedAvg\+FT: no run will record eval/adapted/test_acc"):
         checked(tuned({"FedAvg+FT": "eval/adapted/test_acc"}))
+    with pytest.raises(ConfigError, match=r"report\.against: the study has no method FedAvg"):
+        study({**tuned({}).model_dump(mode="json"), "methods": {"Ditto": "ditto"}})
     with pytest.raises(ConfigError, match=r"report\.metrics: the study has no method FedAvg\+TF; did you mean"):
         tuned({"FedAvg+TF": ADAPTED})

@@ -14,11 +14,12 @@ import numpy as np
 
 from .. import units
 from ..by_client import ByClient
-from ..run_files import column, data_in_part, privacy_spent, read_table, versions_of
+from ..run_files import column, data_in_part, privacy_spent, read_columns, read_table, versions_of
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
 from ..validation import on_validation
+from .served import Row, Served, served
 from .statistics import Spread, spread
 
 Place = tuple[str, ...]
@@ -28,7 +29,7 @@ Place = tuple[str, ...]
 class MeasuredRun(NamedTuple):
     """What a report knows of a run. `chosen`: tuned settings as text; `final`: mean of the last evaluations, nan unless
     finished; `up`, `down`: MB; `seconds`: of the rounds; `privacy`: what they cost, in one line, "" for a run without
-    it."""
+    it; `served`: what its clients get, where the metric of a study is about that."""
 
     method: str
     place: Place
@@ -43,6 +44,7 @@ class MeasuredRun(NamedTuple):
     down: float = math.nan
     seconds: float = math.nan
     privacy: str = ""
+    served: Served | None = None
 
     @property
     def clock(self) -> float:
@@ -83,6 +85,16 @@ class Findings:
     def finals(self, method: str, place: Place) -> dict[int, float]:
         """Seed -> final value, for the runs that finished."""
         return {run.seed: run.final for run in self.at(method, place) if not math.isnan(run.final)}
+
+    @property
+    def rows_of_clients(self) -> list[Row]:
+        """What clients get, of the methods and levels with a metric about that, level by level."""
+        found = [
+            Row(name_of(place), method, {run.seed: run.served for run in self.at(method, place) if run.served})
+            for place in self.places
+            for method in self.methods
+        ]
+        return [row for row in found if row.runs]
 
     def spread(self, method: str, place: Place) -> Spread:
         """Of the final values of a method at a level."""
@@ -235,7 +247,10 @@ def run_of(folder: StudyFolder, cell: Cell, report: Report) -> MeasuredRun:
     status = folder.status(cell)
     reason = folder.failure(cell).get("reason", "") if status != FINISHED else ""
     run = MeasuredRun(cell.method, cell.place, cell.seed, status, reason, cell.settings, cell.chosen)
-    return measured(run, folder.of(cell), report)
+    place = folder.of(cell)
+    if status == FINISHED:
+        run = run._replace(served=served(place, read_columns(place), report.metric))
+    return measured(run, place, report)
 
 
 def measured(run: MeasuredRun, folder: Path, report: Report) -> MeasuredRun:

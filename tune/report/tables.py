@@ -11,6 +11,7 @@ from ..study.folder import FAILED, FINISHED
 from ..study.spec import Report
 from ..units import is_share, shown
 from .findings import Findings, Place, key_of, name_of
+from .served import spread_table, worse_off
 from .statistics import holm, paired, reached, spread
 
 LEVEL = 0.05
@@ -19,10 +20,13 @@ LEVEL = 0.05
 
 def tables(found: Findings) -> list[PageSection]:
     """All tables that have rows."""
+    served = found.rows_of_clients
     clients = differences(found.by_client, found.report.metric, found.report.best)
     made = [
         results(found),
         clients,
+        spread_table(served, found.factor, found.head),
+        worse_off(served, found.report.against, found.report.best, found.factor, found.head),
         published(found),
         *targets(found),
         significance(found),

@@ -26,13 +26,14 @@ import pyarrow.parquet as pq
 import yaml
 
 from ...engine.errors import ConfigError
+from ...engine.records.client_models import FILE as CLIENTS
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text
 from ...workloads.files.roots import IN_PART
-from ..run_files import Columns, column_names, data_in_part, privacy_spent, read_columns, read_json
+from ..run_files import Columns, column_names, data_in_part, parquet, privacy_spent, read_columns, read_json
 
 NAME = "cells.jsonl"
-ADDED_UP = ("comm/bytes_down", "comm/bytes_up", "time/seconds", "client/count")
+ADDED_UP = ("comm/bytes_down", "comm/bytes_up", "time/seconds", "client/count", "client/gradients")
 """Columns of rounds.parquet that are added up over the rounds of a row."""
 AS_THEY_ARE = ("round", "system/clock")
 """Further columns that are kept, beside the metrics of evaluations."""
@@ -79,10 +80,31 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
             "environment": read_json(run / "environment.json"),
             "privacy": privacy_spent(run),
             **({"in_part": part} if part else {}),
+            **clients_of(run, metrics),
             "rows": rows_of(read_columns(run), metrics),
         }
     except (ConfigError, ValueError, OSError, yaml.YAMLError):
         return None
+
+
+def clients_of(run: Path, metrics: set[str]) -> dict[str, Any]:
+    """What is kept of what clients' own models reach: the digest of the split, and the columns of clients.parquet that
+    the metrics are of; {} if they are of none."""
+    table = parquet(run / CLIENTS)
+    if table is None:
+        return {}
+    names: list[str] = table.column_names
+    kept = [name for name in names if any(of.startswith(f"eval/{name.replace('_', '/', 1)}") for of in metrics)]
+    if not kept:
+        return {}
+    others = [name for name in names if name in ("client", "population") or name.startswith("rows_")]
+    columns = {name: [rounded(value) for value in table[name].to_pylist()] for name in (*others, *kept)}
+    return {"split": read_json(run / "partition.json").get("sha256", ""), "clients": columns}
+
+
+def rounded(value: Any) -> Any:
+    """A cell of a table as it is written; texts and missing values as they are."""
+    return number(value) if isinstance(value, int | float) else value
 
 
 def config_of(run: Path) -> str:
@@ -180,7 +202,8 @@ def parsed(text: str) -> Line | None:
         mappings, texts = ("result", "failure", "environment", "rows"), ("config", "privacy")
         good = line["key"].isalnum() and all(isinstance(line[part], dict) for part in mappings)
         good = good and all(isinstance(line[part], str) for part in texts)
-        good = good and isinstance(line.get("in_part", ""), str)
+        good = good and isinstance(line.get("in_part", ""), str) and isinstance(line.get("split", ""), str)
+        good = good and are_columns(line.get("clients", {}))
         good = good and all(map(are_numbers, line["rows"].values()))
         good = good and len({len(values) for values in line["rows"].values()}) <= 1
         good = good and (not line["rows"] or set(NEEDED) <= set(line["rows"]))
@@ -194,6 +217,17 @@ def are_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(v is None or type(v) in (int, float) for v in values)
 
 
+def are_columns(columns: Any) -> bool:
+    """Whether it is a mapping of lists of equal length, of numbers, or of texts in the column population."""
+    return (
+        isinstance(columns, dict)
+        and all(isinstance(values, list) for values in columns.values())
+        and len({len(values) for values in columns.values()}) <= 1
+        and all(are_numbers(values) for name, values in columns.items() if name != "population")
+        and all(isinstance(value, str) for value in columns.get("population", ()))
+    )
+
+
 def restore_line(place: Path, line: Line) -> None:
     """Make the folder of a run or a search from its line."""
     place.mkdir(parents=True)
@@ -201,6 +235,10 @@ def restore_line(place: Path, line: Line) -> None:
         pq.write_table(
             pa.table({n: arrow_column(values) for n, values in line["rows"].items()}), place / "rounds.parquet"
         )
+    if line.get("clients"):
+        columns = {n: values if n == "population" else arrow_column(values) for n, values in line["clients"].items()}
+        pq.write_table(pa.table(columns), place / CLIENTS)
+        write(place / "partition.json", json.dumps({"sha256": line.get("split", "")}) + "\n")
     if line.get("config"):
         write(place / "config.yaml", line["config"])
     log = [f"restored privacy: {line['privacy']} (spent)\n"] if line.get("privacy") else []

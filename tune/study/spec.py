@@ -77,6 +77,9 @@ class Report(Section):
     best_round: bool = False
     """Whether the final value is that of the run's best evaluation, as in papers that report the best round, in place
     of the mean of the last ones. It is higher the more evaluations there are."""
+    against: tuple[str, ...] = ()
+    """Methods, such as [Local, FedAvg], with which the others are compared client by client, where the metric is of
+    clients' own models: the report has the shares of clients that are better, equal and worse off."""
     targets: tuple[float, ...] = ()
     """Values of the metric for which the report has the rounds, bytes and seconds to reach them."""
     level_axis: str | None = None
@@ -239,9 +242,10 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _known_methods(self) -> Study:
-        for name in self.report.metrics:
-            if name not in self.methods:
-                raise ValueError(f"report.metrics: the study has no method {name}; {nearest(name, self.methods)}")
+        for key, names in (("metrics", self.report.metrics), ("against", self.report.against)):
+            for name in names:
+                if name not in self.methods:
+                    raise ValueError(f"report.{key}: the study has no method {name}; {nearest(name, self.methods)}")
         return self
 
     @model_validator(mode="after")
