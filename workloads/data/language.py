@@ -289,7 +289,7 @@ class Language(Classification):
 class CausalLm(Language):
     """Language models on your own texts: windows of the stream of each client's documents.
 
-    `path`: a file of text, .txt, or a table, .jsonl or .parquet, with a text in each row, in the column `text`. `per`:
+    `path`: a file of text, .txt, or a table, .jsonl or .parquet, with a text in each row. `text`: its column. `per`:
     whether each row is a document, with an end behind it, or a line of the one document of its client. `tail`: whether
     the last window of a client is padded, or left out. `attend`: whether places see all before them in their window,
     or those within their document alone, whose positions then begin with 0. `test_fraction`: the share of each client's
