@@ -252,6 +252,29 @@ def test_a_metric_that_was_not_kept_is_told(finished: Path, tmp_path: Path):
     assert (folder / NAME).read_text() == text
 
 
+def test_further_metrics_have_a_table_and_curves(finished: Path, tmp_path: Path):
+    """The table is that of a study which reports by the further metric, and nothing else of the report changes."""
+    first = numbers_of((finished / "out" / "report.md").read_text())
+    tables = []
+    for given in ("report.also=[eval/loss]", "report.metric=eval/loss"):
+        folder = copied(finished, tmp_path / given[:11])
+        done = invoke("study", str(folder / "study.yaml"), given, "tune.metric=eval/accuracy", "--out", str(folder))
+        assert done.exit_code == 0, done.stderr
+        tables.append(numbers_of((folder / "report.md").read_text().replace("**", "")))
+    both, loss = tables
+    rows = next(i for i, line in enumerate(loss) if line.startswith("| SCAFFOLD")) + 1
+    assert loss[:rows] == both[rows : 2 * rows]
+    assert both[:rows] + both[2 * rows :] == [line.replace("**", "") for line in first]
+    assert (tmp_path / "report.also" / "charts" / "also-1.svg").is_file()
+
+
+def test_further_metrics_are_checked(finished: Path, tmp_path: Path):
+    file = str(copied(finished, tmp_path / "kept") / "study.yaml")
+    for also, told in (("train/los", "report.also[0]: no run will record train/los"), ("eval/accuracy", "second time")):
+        done = invoke("study", file, f"report.also=[{also}]", "--out", "other")
+        assert (done.exit_code, told in done.stderr) == (2, True), done.stderr
+
+
 def test_a_damaged_record_is_told(finished: Path, tmp_path: Path):
     folder = copied(finished, tmp_path / "kept")
     assert invoke("report", "kept").exit_code == 0

@@ -54,6 +54,7 @@ def charts(found: Findings) -> dict[str, PageSection]:
     made = {
         "map": PageSection(f"{title} by method and level", LEVELS, maps=list(levels_map(found))),
         "curves": PageSection("Learning curves", CURVES, charts=list(curves(found))),
+        "also": PageSection("Learning curves of further metrics", CURVES, charts=list(curves_of_others(found))),
         "clients": scatters(found.by_client, found.report.metric),
         "levels": PageSection(f"{title} against the level", FINALS, charts=list(against(found))),
         "published": PageSection("The published numbers beside ours", note_of(found), charts=list(published(found))),
@@ -152,6 +153,13 @@ def curves(found: Findings) -> Iterator[Chart]:
         drawn = [curve(found, method, place) for method in found.methods]
         if series := [one for one in drawn if one is not None]:
             yield Chart("curves", name_of(place), Axis("round", whole=True), value_axis(found), series)
+
+
+def curves_of_others(found: Findings) -> Iterator[Chart]:
+    """The learning curves of all further metrics."""
+    for other in found.others:
+        for chart in curves(other):
+            yield chart._replace(title=", ".join(filter(None, (other.what, chart.title))))
 
 
 def curve(found: Findings, method: str, place: Place) -> Curve | None:

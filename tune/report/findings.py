@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -58,7 +58,7 @@ class Findings:
     `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`;
     `chosen_by`: what decided, as the end of a sentence; `unfinished`: a sentence on what has not been run, or "";
     `columns`: further columns of the results, name -> method -> text; `shared`: settings of all runs; `by_client`: what
-    clients' own models reach, of the runs that have a table of it."""
+    clients' own models reach, of the runs that have a table of it; `others`: the same runs by the further metrics."""
 
     title: str
     report: Report
@@ -77,6 +77,7 @@ class Findings:
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
     by_client: tuple[ByClient, ...] = ()
+    others: tuple[Findings, ...] = ()
 
     def at(self, method: str, place: Place) -> list[MeasuredRun]:
         """The runs of a method at a level, one for each seed."""
@@ -169,10 +170,14 @@ def findings(folder: StudyFolder) -> Findings:
     places = [place for place, _ in levels(study)]
     axes = {name: list(dict.fromkeys(p[i] for p in places)) for i, name in enumerate(study.axes)}
     open_choices = undecided(folder, study)
-    runs = [run_of(folder, cell, study.report_of(cell.method)) for cell in cells]
-    runs = [without_choice(run, open_choices.get((run.method, run.place, run.seed), "")) for run in runs]
+
+    def by(report_of: Callable[[str], Report]) -> list[MeasuredRun]:
+        runs = [run_of(folder, cell, report_of(cell.method)) for cell in cells]
+        return [without_choice(run, open_choices.get((run.method, run.place, run.seed), "")) for run in runs]
+
+    runs = by(study.report_of)
     tried = [run_of(folder, cell, study.report_of(cell.method)) for cell in trials(study)]
-    return Findings(
+    found = Findings(
         title=study.title or study.name,
         report=study.report,
         methods=list(study.methods),
@@ -188,6 +193,8 @@ def findings(folder: StudyFolder) -> Findings:
         chosen_by=chosen_by(study),
         unfinished=unfinished(runs, tried),
     )
+    others = (replace(found, report=one, runs=by(lambda _, one=one: one)) for one in study.report.others)
+    return replace(found, others=tuple(others))
 
 
 def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int], str]:

@@ -11,7 +11,7 @@ from ..page.content import Axis, Curve, PageSection, TableCell
 from .charts import CLOCK
 from .findings import Findings
 
-SHOWN = ("curves", "clock", "clients", "levels", "bytes", "sensitivity")
+SHOWN = ("curves", "also", "clock", "clients", "levels", "bytes", "sensitivity")
 """The sections of charts, by the beginning of the names of their files. The page has more: a map that repeats the table
 of results, the paper's numbers, which have a table too, and seconds, which differ from one run of a study to the
 next."""

@@ -24,6 +24,7 @@ def tables(found: Findings) -> list[PageSection]:
     clients = differences(found.by_client, found.report.metric, found.report.best)
     made = [
         results(found),
+        *map(results_by_another, found.others),
         clients,
         spread_table(served, found.factor, found.head),
         worse_off(served, found.report.against, found.report.best, found.factor, found.head),
@@ -79,6 +80,14 @@ def results(found: Findings) -> PageSection:
     note = f"{found.head}: mean ± standard deviation over seeds{each}. The best value of each column stands out."
     heads = ["method", *(name_of(place) or found.unit for place in found.places), *found.columns]
     return PageSection("Results", note, heads, rows)
+
+
+def results_by_another(found: Findings) -> PageSection:
+    """Final values by a further metric. None stands out, because it decides nothing."""
+    rows = [row_of(method, *(found.mean_and_std(method, place) for place in found.places)) for method in found.methods]
+    note = f"Mean ± standard deviation over seeds{what_of_a_run(found.report)}."
+    heads = ["method", *(name_of(place) or found.unit for place in found.places)]
+    return PageSection(f"Results: {found.unit}", note, heads, rows)
 
 
 def what_of_a_run(report: Report) -> str:

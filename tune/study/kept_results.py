@@ -269,6 +269,6 @@ def check_restored(folder: Path, metrics: Iterable[str]) -> None:
                 if names and metric not in names:
                     had = ", ".join(sorted(name for name in names if name.startswith("eval/"))) or "none"
                     raise ConfigError(
-                        f"report.metric or tune.metric: {NAME} in {folder} has not kept {metric} (kept: {had}); choose "
-                        "one of these, or run the study in another folder"
+                        f"report.metric, report.also or tune.metric: {NAME} in {folder} has not kept {metric} (kept: "
+                        f"{had}); choose one of these, or run the study in another folder"
                     )

@@ -69,6 +69,8 @@ class Report(Section):
     metrics: dict[str, str] = Field(default_factory=dict)
     """The column of each method that is reported by another one, as in {FedAvg+FT: eval/adapted/test_accuracy} beside
     the metric eval/own/test_accuracy. Such columns have the unit and the direction of `metric`."""
+    also: tuple[str, ...] = ()
+    """Further columns, such as `train/loss`. The report has a table and learning curves of each; `metric` decides."""
     best: Direction = "auto"
     """Whether larger (`max`) or smaller (`min`) values are better. `auto` (default) is `min` for the metrics that the
     workload names in `lower` and for those whose name ends in loss, else `max`."""
@@ -91,7 +93,15 @@ class Report(Section):
     def _one_value(self) -> Report:
         if self.best_round and self.last > 1:
             raise ValueError(f"has last: {self.last} and best_round: true, which contradict each other; drop one")
+        if twice := [name for i, name in enumerate(self.also) if name in (self.metric, *self.also[:i])]:
+            raise ValueError(f"also names {twice[0]} a second time; drop it")
         return self
+
+    @property
+    def others(self) -> list[Report]:
+        """The reports of the further columns, whose values are those of the last evaluations."""
+        plain = {"metrics": {}, "also": (), "targets": (), "best_round": False, "log": False}
+        return [self.model_copy(update={**plain, "metric": name}) for name in self.also]
 
     def final(self, values: NDArray[np.float64]) -> float:
         """The final value of a run with these evaluations, at least one."""
@@ -189,7 +199,7 @@ class Study(Section):
     def columns(self) -> set[str]:
         """All columns by which methods are reported or settings chosen."""
         reported = (self.report.metric, *self.report.metrics.values())
-        return {column for name in reported for column in (name, self._deciding(name))}
+        return {column for name in reported for column in (name, self._deciding(name))} | {*self.report.also}
 
     @property
     def validation(self) -> Any:
