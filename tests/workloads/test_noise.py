@@ -177,6 +177,21 @@ def test_linear_interpolates():
     assert float(Linear().report(p, test)["loss"].mean()) < 1e-16
 
 
+def test_rows_of_linear_regression_may_have_solutions_of_their_own():
+    """The inputs are the same ones. A common solution of 1,000 rows in 3 unknowns is exact. Solutions of their own
+    leave |x|^2 standard normal squares, 1 + 2^-1.1 + 3^-1.1 = 1.77 on average; the standard deviation of one is about
+    4, that of the mean 0.13."""
+    one, own = (Linear(3, 1000, solutions=kind).split(0, 2).train for kind in ("client", "row"))
+    assert np.array_equal(one["x"], own["x"])
+    x = one["x"][:1000]
+    for data, expected in ((one, 0.0), (own, 1.77)):
+        y = data["y"][:1000]
+        left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
+        assert np.mean(left**2) == pytest.approx(expected, abs=0.5 if expected else 1e-20)
+    with pytest.raises(ValueError, match="solutions must be client or row"):
+        Linear(solutions="rows")  # pyright: ignore[reportArgumentType]
+
+
 def spread(workload: Synthetic) -> float:
     """How much the shares of the labels differ between clients."""
     split = workload.split(0, 20)

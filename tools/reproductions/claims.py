@@ -9,7 +9,21 @@ import numpy as np
 
 from fedfleet.tune.report.statistics import paired
 
-from .inputs import Chosen, Claim, Interval, Least, Line, Listed, Near, Order, Paper, Points, Rate
+from .inputs import (
+    Chosen,
+    Claim,
+    Interval,
+    Least,
+    Line,
+    Listed,
+    Near,
+    Order,
+    Paper,
+    Points,
+    Rate,
+    Sooner,
+    Varied,
+)
 from .measured import SUMMARIES, Measured
 
 REPRODUCED, NOT_REPRODUCED, TIE = "reproduced", "not reproduced", "not reproduced (tie)"
@@ -53,6 +67,10 @@ def verdict(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
         return least(criterion, claim.level, some)
     if isinstance(criterion, Chosen):
         return chosen(criterion, some)
+    if isinstance(criterion, Varied):
+        return varied(criterion, some[0].measured)
+    if isinstance(criterion, Sooner):
+        return sooner(criterion, claim.level, some[0].measured)
     if isinstance(criterion, Rate):
         return rate(criterion, some[0])
     assert isinstance(criterion, Points)
@@ -136,6 +154,56 @@ def chosen(criterion: Chosen, some: list[Study]) -> Verdict:
     same = all(set(found[level]) == {settings} for level, settings in criterion.settings.items())
     told = "; ".join(f"{level}: {' and '.join(dict.fromkeys(texts))}" for level, texts in found.items())
     return Verdict(REPRODUCED if same else NOT_REPRODUCED, "the same settings for every seed", told)
+
+
+def varied(criterion: Varied, measured: Measured) -> Verdict:
+    found = {
+        level: {
+            run.seed: dict(part.rsplit(" ", 1) for part in run.chosen.split(", "))[criterion.setting] for run in runs
+        }
+        for (method, level), runs in measured.rows.items()
+        if method == criterion.method
+    }
+    seeds = set[int]().union(*found.values())
+    different = all(len({chosen[seed] for chosen in found.values() if seed in chosen}) > 1 for seed in seeds)
+    told = "; ".join(f"{level}: {' / '.join(chosen.values())}" for level, chosen in found.items())
+    name = criterion.setting
+    return Verdict(
+        REPRODUCED if different else NOT_REPRODUCED, f"for every seed, more than one {name}", f"{name}, by seed: {told}"
+    )
+
+
+def sooner(criterion: Sooner, level: str | None, measured: Measured) -> Verdict:
+    """The claim holds if the first method is first for each value and seed, and fails if it never is. Otherwise it is a
+    tie. A method that does not reach a value is last."""
+    level = level or measured.levels[0]
+    first, others = criterion.methods[0], criterion.methods[1:]
+    at = {method: {run.seed: run.evaluations for run in measured.rows[method, level]} for method in criterion.methods}
+    ahead = [
+        took(at[first][seed], value) < min(took(at[other][seed], value) for other in others)
+        for value in criterion.values
+        for seed in at[first]
+    ]
+    told = "; ".join(
+        f"to {value:g}: "
+        + ", ".join(f"{method} {' / '.join(map(in_evaluations, found))}" for method, found in by_method.items())
+        for value in criterion.values
+        for by_method in [{method: [took(one, value) for one in at[method].values()] for method in criterion.methods}]
+    )
+    return Verdict(
+        REPRODUCED if all(ahead) else TIE if any(ahead) else NOT_REPRODUCED,
+        "the first evaluation at or below each value comes before that of all others, for every seed",
+        told,
+    )
+
+
+def took(evaluations: tuple[float, ...], value: float) -> float:
+    """The number of the first evaluation at or below a value; infinite if there is none."""
+    return next((float(number) for number, one in enumerate(evaluations, 1) if one <= value), float("inf"))
+
+
+def in_evaluations(number: float) -> str:
+    return "–" if number == float("inf") else f"{number:.0f}"
 
 
 def rate(criterion: Rate, study: Study) -> Verdict:

@@ -73,6 +73,21 @@ class Chosen(Section):
     settings: dict[str, str]
 
 
+class Varied(Section):
+    """Tuning chooses different values of one setting at the levels: for every seed, not all levels have the same."""
+
+    method: str
+    setting: str
+
+
+class Sooner(Section):
+    """The first method reaches each of `values`, of a metric of which lower is better, before all others, for every
+    seed. It reaches a value in the round of its first evaluation at or below it."""
+
+    methods: tuple[str, ...] = Field(min_length=2)
+    values: tuple[float, ...] = Field(min_length=1)
+
+
 class Points(Section):
     """Every method is at most `within` from its published number, by the summary that its study reports."""
 
@@ -112,6 +127,8 @@ class Claim(Section):
     interval: Interval | None = None
     least: Least | None = None
     chosen: Chosen | None = None
+    varied: Varied | None = None
+    sooner: Sooner | None = None
     points: Points | None = None
     rate: Rate | None = None
     remark: str = ""
@@ -125,7 +142,8 @@ class Claim(Section):
     @property
     def criteria(self) -> list[Section]:
         """Its criterion in a list; [] for a claim that no cells can decide."""
-        found = (self.order, self.near, self.interval, self.least, self.chosen, self.points, self.rate)
+        found = (self.order, self.near, self.interval, self.least, self.chosen, self.varied, self.sooner, self.points)
+        found += (self.rate,)
         return [criterion for criterion in found if criterion is not None]
 
 

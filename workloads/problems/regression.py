@@ -2,7 +2,8 @@
 
     linear      Takakura et al. 2025 (FedDuA). Client i has rows x ~ N(0, diag(k^-spectrum)) and y = <theta_i, x>
                 without noise; the entries of theta_i ~ N(u_i, 1) with u_i ~ N(0, spread). 20 clients of 30 rows make
-                600 equations in 1,000 unknowns, so one vector solves all of them although the theta_i differ.
+                600 equations in 1,000 unknowns, so one vector solves all of them although the theta_i differ. The
+                paper draws a theta for each row, ~ N(u_i, 1), which `solutions: row` does.
     logistic    Synthetic(alpha, beta) of LEAF and FedProx, Caldas et al. 2018. The label of x is arg max of W_i x +
                 b_i; the entries of W_i and b_i ~ N(u_i, 1) with u_i ~ N(0, alpha). x ~ N(v_i, diag(k^-1.2)); the
                 entries of v_i ~ N(B_i, 1) with B_i ~ N(0, beta). alpha and beta say how much the distributions of
@@ -16,7 +17,7 @@ as in the code of FedExP, whose paper writes 0.1. The data of client i depend on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,24 +40,29 @@ def normals(seed: int, what: str, client: int, count: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Linear(Workload):
     """Linear regression: loss (<theta, x> - y)^2 / 2, from theta = 0. The test set is the training set. `dim`:
-    unknowns. `rows`: rows of each client. `spectrum`, `spread`: see the module."""
+    unknowns. `rows`: rows of each client. `solutions`: whether the rows of a client have one theta (client), or each
+    row has its own (row). `spectrum`, `spread`: see the module."""
 
     dim: int = 1000
     rows: int = 30
     spectrum: float = 1.1
     spread: float = 0.1
+    solutions: Literal["client", "row"] = "client"
 
     def __post_init__(self) -> None:
         check_finite_from(self, dim=1, rows=1, spectrum=0, spread=0)
+        if self.solutions not in ("client", "row"):
+            raise ValueError(f"solutions must be client or row, got {self.solutions!r}")
 
     def split(self, seed: int, clients: int) -> Split:
         scale = np.arange(1, self.dim + 1) ** (-self.spectrum / 2)
         inputs, targets = [], []
         for client in range(clients):
             x = normals(seed, "linear x", client, self.rows * self.dim).reshape(self.rows, self.dim) * scale
-            theta = self.spread * normals(seed, "linear u", client, 1) + normals(seed, "linear", client, self.dim)
+            centre, of = self.spread * normals(seed, "linear u", client, 1), self.rows if self.solutions == "row" else 1
+            theta = centre + normals(seed, "linear", client, of * self.dim).reshape(of, self.dim)
             inputs.append(x)
-            targets.append(x @ theta)
+            targets.append((x * theta).sum(-1) if self.solutions == "row" else x @ theta[0])
         columns = {"x": np.concatenate(inputs), "y": np.concatenate(targets)}
         return Split(columns, columns, ClientIndex.equal(np.arange(clients * self.rows), clients))
 
