@@ -1,6 +1,6 @@
 """Quadratics: the optimum is right, the report is exact, the noise is as documented, alone and in a block."""
 
-from __future__ import annotations
+import math
 
 import numpy as np
 import pytest
@@ -62,6 +62,14 @@ def test_a_matrix_is_its_columns():
     assert report["loss"] == pytest.approx(float(value.detach()), rel=1e-12)
     assert report["gradient_norm2"] == pytest.approx((gradient**2).sum(), rel=1e-12)
     assert report["gradient_trace_norm"] == pytest.approx(np.linalg.norm(gradient, "nuc"), rel=1e-12)
+    for order, name in ((1, "nuc"), (2, "fro"), (math.inf, 2)):
+        found = Quadratic(4, columns=3, schatten=order).report(
+            {"x": x.detach()}, columns(workload.split(0, CLIENTS).test)
+        )
+        assert float(found["gradient_schatten_norm"]) == pytest.approx(np.linalg.norm(gradient, name), rel=1e-12)
+    for bad, told in (({"columns": 3, "schatten": 0.5}, "schatten >= 1"), ({"schatten": 2.0}, "set columns")):
+        with pytest.raises(ValueError, match=told):
+            Quadratic(4, **bad)
     best = torch.from_numpy(workload.optimum(0, CLIENTS)).requires_grad_()
     assert torch.autograd.grad(objective(workload, best), best)[0].abs().max() < 1e-12
     assert report["distance"] == pytest.approx(float((x - best).norm().detach()), rel=1e-12)

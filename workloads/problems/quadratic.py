@@ -11,7 +11,7 @@
 
 With `columns` above 1, x and b_i are matrices with so many columns, |.| is Frobenius' norm, and A_i multiplies every
 column. Methods for matrices then have one, and the report has the trace norm of F's gradient as well, the dual of the
-spectral norm.
+spectral norm, and with `schatten` Schatten's norm of this order, the p-norm of the gradient's singular values.
 
 Each client has one example. Let H be the mean of A_i^T A_i and x* the optimum. Then F(x) = F(x*) + <x - x*, H (x - x*)>
 / 2, so that one test example, (H, x*, F(x*)), is enough to report F and its gradient exactly.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -61,7 +61,8 @@ class System(NamedTuple):
 class Quadratic(Workload):
     """One quadratic per client. `preset`: see the module. `dim`, `heterogeneity`, `condition`, `columns`: only for
     preset="random". `noise`: standard deviation of each entry of an example's gradient. `start`: every entry of the
-    initial x; by default 0 (random) or -a / 4 (counterexample)."""
+    initial x; by default 0 (random) or -a / 4 (counterexample). `schatten`: an order from 1 to infinity, for `columns`
+    above 1."""
 
     dim: int = 10
     heterogeneity: float = 1.0
@@ -70,11 +71,17 @@ class Quadratic(Workload):
     preset: Literal["random", "counterexample"] = "random"
     start: float | None = None
     columns: int = 1
+    schatten: Annotated[float, "may be infinite"] | None = None
 
     def __post_init__(self) -> None:
         if self.preset not in ("random", "counterexample"):
             raise ValueError(f"preset must be random or counterexample, got preset={self.preset!r}")
         check_finite_from(self, dim=1, heterogeneity=0, condition=1, noise=0, columns=1)
+        if self.schatten is not None:
+            if not self.schatten >= 1:
+                raise ValueError(f"schatten >= 1 must hold, got schatten={self.schatten}")
+            if self.columns == 1:
+                raise ValueError(f"schatten needs columns > 1, got columns=1 and schatten={self.schatten}; set columns")
 
     def system(self, seed: int, clients: int) -> System:
         """The functions of all clients. That of client i depends on the seed and i alone, not on `clients`."""
@@ -131,16 +138,21 @@ class Quadratic(Workload):
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         """For the one test example, each (1,): F(x), F(x) - F(x*), |x - x*|, and the squared norm of F's gradient, and
-        of a matrix also the gradient's trace norm, the sum of its singular values."""
+        of a matrix also the gradient's trace norm, the sum of its singular values, and its norm of order `schatten`."""
         x = p["x"]
         away = x - batch["optimum"].to(x.dtype)
         gradient = torch.einsum("bij,bj...->bi...", batch["hessian"].to(x.dtype), away)
         excess = (away * gradient).flatten(1).sum(-1) / 2
-        traced = {"gradient_trace_norm": torch.linalg.svdvals(gradient).sum(-1)} if x.dim() == 2 else {}
+        norms = {}
+        if x.dim() == 2:
+            singular = torch.linalg.svdvals(gradient)
+            norms["gradient_trace_norm"] = singular.sum(-1)
+            if self.schatten is not None:
+                norms["gradient_schatten_norm"] = torch.linalg.vector_norm(singular, self.schatten, dim=-1)
         return {
             "loss": batch["floor"].to(x.dtype) + excess,
             "excess": excess,
             "distance": away.flatten(1).norm(dim=-1),
             "gradient_norm2": gradient.flatten(1).square().sum(-1),
-            **traced,
+            **norms,
         }
