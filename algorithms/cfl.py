@@ -3,17 +3,18 @@
 Sattler, Müller, Samek, IEEE TNNLS 2021, arXiv:1910.01991.
 
 Choose it when clients fall into groups with different problems and neither the groups nor their number are known; if
-the number is known, IFCA needs no stage of a common model. All clients take part in every round. A client's download
-and upload are those of FedAvg, and the server compares all updates in pairs.
+the number is known, IFCA needs no stage of a common model. All clients take part in every round, and the server
+compares all updates in pairs.
 
     y_i <- x_c, the model of client i's cluster;  K times: y <- y - step(g(y));   delta_i = y_K - x_c
     a cluster c is cut in two if  |mean of delta_i| < eps1,  max |delta_i| > eps2,  |c| > least  and  round > after:
-        the two parts are those whose most similar members are least similar, by the cosine of delta_i and delta_j
+        into the parts between which the largest cosine of delta_i and delta_j is smallest
     x_c <- x_c + mean of delta_i over the cluster                each part of a cut cluster begins with its own mean
 
-The mean is near 0 where the cluster's model is at rest, and a large delta_i says that it is not at rest for client i.
-Parts stand where their cluster stood, the one with the smallest client first. A client is evaluated with the model of
-its cluster, and clients that are never trained with get that of the first one, which is the server's model, too.
+Download and upload are those of FedAvg. The mean is near 0 where the cluster's model is at rest, and a large delta_i
+says that it is not at rest for client i. Parts stand where their cluster stood, the one with the smallest client first.
+A client is evaluated with the model of its cluster, and clients that are never trained with get that of the first one,
+which is the server's model, too.
 
 linkage = "single" joins the two parts with the most similar pair of members until two are left. This gives the paper's
 cut, the one with the smallest largest similarity across it. "complete" joins by the least similar pair, which is what

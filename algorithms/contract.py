@@ -21,7 +21,7 @@ nothing in place, take no branch on a tensor's value (use `torch.where`), return
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -169,7 +169,8 @@ class LocalNorms(NamedTuple):
 class RunContext(NamedTuple):
     """What is known of a run before it starts. `cohort`: S; `clients`: N; `rounds`: R; `steps`: K, or None where it
     differs from client to client; `seed`: of everything that is drawn at random; `layout`: the model's tensors;
-    `pairs`: its weights with factors of adapters beside them."""
+    `pairs`: its weights with factors of adapters beside them; `drawn`: gives the model that another seed would begin
+    with, a tree of that layout, None where nothing can draw it."""
 
     cohort: int
     clients: int
@@ -178,6 +179,7 @@ class RunContext(NamedTuple):
     seed: int = 0
     layout: Layout | None = None
     pairs: tuple[Pair, ...] = ()
+    drawn: Callable[[int], Tree] | None = None
 
 
 class Deferred(ABC):

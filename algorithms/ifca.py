@@ -10,11 +10,11 @@ every visit.
     y   <- x_j;  K times: y <- y - step(g(y))
     x_j <- x_j + mean over the clients that chose j of (y_K - x_j)          a model that nobody chose stays
 
-A client is evaluated with the model that it would choose now, also if it has never taken part. The server's model is
-x_1. With k = 1 it is FedAvg.
+Before round 1 the workload draws k models, as in the authors' code, or, with `spread`, each x_j with j > 1 is x_1 with
+normal numbers added. A client is evaluated with the model that it would choose now, also if it has never taken part.
+The server's model is x_1. With k = 1 it is FedAvg.
 
 Departures:
-- Each x_j with j > 1 begins as x_1 with normal numbers added, where the authors' code draws k initial models.
 - The authors' code lets clients choose by test rows when they are evaluated, and here they choose by training rows.
 - Running statistics are averaged over all clients, whatever they have chosen.
 - Variants that average gradients, or in which the models have layers in common, are left out.
@@ -38,6 +38,9 @@ from .parts.rules import Sgd
 from .parts.servers import Mean
 from .tree import Tree
 
+LARGEST_SEED = 2**63 - 1
+"""Of those by which a workload draws a model."""
+
 
 class Change(NamedTuple):
     """The delta of a message."""
@@ -49,11 +52,13 @@ class Change(NamedTuple):
 @dataclass(frozen=True)
 class Ifca(OneOfSeveral):
     """`method`: FedAvg, for the model that a client has chosen; `clusters`: k; `spread`: how far apart the models are
-    before round 1; `seed`: of the numbers that are added. The public state has the k models."""
+    before round 1; `seed`: of the numbers that are added; `drawn`: x_2 … x_k where they are not made from x_1. The
+    public state has the k models."""
 
     clusters: int
     spread: float
     seed: int = 0
+    drawn: tuple[Tree, ...] = ()
     divides_means = True
     not_private = "a client's choice is a number that nothing bounds"
 
@@ -62,7 +67,7 @@ class Ifca(OneOfSeveral):
 
     def starts(self, x: Tree) -> tuple[Tree, ...]:
         """The k models before round 1."""
-        return (x, *(self._beside(x, j) for j in range(1, self.clusters)))
+        return (x, *self.drawn) if self.drawn else (x, *(self._beside(x, j) for j in range(1, self.clusters)))
 
     def _beside(self, x: Tree, j: int) -> Tree:
         """x with normal numbers added, whose deviation is `spread` times the root mean square of each tensor."""
@@ -108,16 +113,32 @@ class Planned(Deferred):
 
     method: LocalMethod
     clusters: int
-    spread: float
+    spread: float | None
 
     def build(self, context: RunContext) -> Ifca:
-        return Ifca(self.method, self.clusters, self.spread, context.seed)
+        if self.spread is not None:
+            return Ifca(self.method, self.clusters, self.spread, context.seed)
+        return Ifca(self.method, self.clusters, 0.0, context.seed, self._drawn(context))
+
+    def _drawn(self, context: RunContext) -> tuple[Tree, ...]:
+        """The models before round 1, without the first one."""
+        if self.clusters == 1:
+            return ()
+        if context.drawn is None:
+            raise ValueError("models are drawn by a workload, got none; give spread: 1.0")
+        seeds = [int(counted.key(context.seed, "ifca", j)) & LARGEST_SEED for j in range(1, self.clusters)]
+        found = tuple(context.drawn(seed) for seed in seeds)
+        if torch.equal(found[0].flat, context.drawn(context.seed).flat):
+            raise ValueError("the workload begins with the same model for every seed; give spread: 1.0")
+        return found
 
 
-def ifca(clusters: int = 2, rule: Rule = Sgd(0.1), spread: float = 1.0) -> Planned:
+def ifca(clusters: int = 2, rule: Rule = Sgd(0.1), spread: float | None = None) -> Planned:
     """clusters: the number k of models; rule: the local optimiser; spread: the deviation of the normal numbers by which
-    the models differ before round 1, in units of the root mean square of each tensor."""
+    the models differ before round 1, in units of the root mean square of each tensor; unless given, the workload draws
+    each of them."""
     if clusters < 1:
         raise ValueError(f"clusters >= 1 must hold, got clusters={clusters}")
-    nonnegative(spread=spread)
+    if spread is not None:
+        nonnegative(spread=spread)
     return Planned(LocalMethod(rule, Plain(), Mean()), clusters, spread)

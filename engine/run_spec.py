@@ -392,7 +392,14 @@ class RunSpec:
         sizes = (federation.cohort, federation.clients, federation.rounds, federation.local.steps)
         if personal := self.kept_apart.personal:
             layout = layout.pick(set(layout.names) - set(personal))
-        return RunContext(*sizes, self.experiment.seed, layout, self.workload.pairs)
+        return RunContext(*sizes, self.experiment.seed, layout, self.workload.pairs, self.drawn_model)
+
+    def drawn_model(self, seed: int) -> Tree:
+        """The shared parameters of the model that the workload has with another seed."""
+        with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
+            tensors, personal = self.workload.init(seed), self.kept_apart.personal
+        names = [name for name in self.layout.names if name not in personal]
+        return Tree.of({name: tensors[name].to(self.dtype) for name in names})
 
     @built_once
     def layout(self) -> Layout:

@@ -207,10 +207,14 @@ def test_zero_gradient(method: str):
 
 
 # --- what is kept, what is sent ---------------------------------------------------------------------------------------
+def another(seed: int) -> Any:
+    return tree(Quadratic().start) * (1 + seed % 7)
+
+
 def built(method: str) -> Any:
     found = made(method)
     layout = tree(Quadratic().start).layout
-    context = RunContext(5 if method in EVERYONE else 3, 5, 6, 2, 0, layout)
+    context = RunContext(5 if method in EVERYONE else 3, 5, 6, 2, 0, layout, drawn=another)
     return found.build(context) if isinstance(found, Deferred) else found
 
 

@@ -180,13 +180,18 @@ def literals(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
 
 
+def another(seed: int) -> Any:
+    """Another model before round 1."""
+    return tree(PROBLEM.start) * (1 + 0.1 * (seed % 7))
+
+
 def outcome(method: str, **given: Any) -> torch.Tensor:
     """The models after all rounds, and those of the clients at the end; ConfigError if the arguments are refused."""
     spec, count = {"name": method, **BASE.get(method, {}), **given}, IN_GROUPS.get(method, STEPS)
     try:
         built = TABLES.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
-            built = built.build(RunContext(3, 5, TOLD, count, 3, tree(PROBLEM.start).layout))
+            built = built.build(RunContext(3, 5, TOLD, count, 3, tree(PROBLEM.start).layout, drawn=another))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     cohorts = EVERYONE.get(method, COHORTS)

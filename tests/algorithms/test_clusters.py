@@ -64,6 +64,22 @@ def test_trajectories(spread):
             same(x, other)
 
 
+def test_models_are_drawn_by_the_workload():
+    drawn = {seed: tree({"w": np.full(3, float(seed % 1000))}) for seed in range(3)}
+
+    def model(seed):
+        return drawn.setdefault(seed, tree({"w": np.full(3, float(seed % 1000))}))
+
+    context = RunContext(2, 4, 3, 1, 1, drawn=model)
+    first, *others = ifca(3).build(context).starts(drawn[1])
+    assert first is drawn[1]
+    assert {id(x) for x in others} <= {id(x) for x in drawn.values()}
+    assert len({float(x.flat[0]) for x in (first, *others)}) == 3
+    assert torch.equal(ifca(3).build(context).starts(first)[2].flat, others[1].flat)
+    with pytest.raises(ValueError, match="the same model for every seed; give spread"):
+        ifca().build(RunContext(2, 4, 3, 1, 1, drawn=lambda seed: first))
+
+
 def test_models_begin_as_far_apart_as_asked():
     """The numbers that are added have the deviation of `spread` times the root mean square of each tensor."""
     x = tree({"big": np.full(20_000, 3.0), "zero": np.zeros(5)})
@@ -121,8 +137,7 @@ def test_single_linkage_is_the_cut_with_the_smallest_largest_similarity(seed):
 
 def test_equally_similar_parts_are_joined_by_their_smallest_members():
     """Of four vectors that are alike, the first three are joined; a vector that is 0 is like no other."""
-    for linkage in ("single", "complete"):
-        first, second = halves(np.ones((4, 4)), linkage)
+    for first, second in (halves(np.ones((4, 4)), "single"), halves(np.ones((4, 4)), "complete")):
         assert (first.tolist(), second.tolist()) == ([0, 1, 2], [3])
     assert not cosines(np.zeros((2, 2))).any()
 
