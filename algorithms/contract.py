@@ -73,10 +73,13 @@ class LocalSteps(Protocol):
 
     def __iter__(self) -> Iterator[Oracle]: ...
 
-    def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
-        """Take all K steps in one call, where the engine has a kernel for that: y <- y - lr (g + shift) and total <-
-        total + g, where g is the gradient at y. `shift` and `total` are trees or (). Returns (y, total), or None where
-        the engine has no such kernel and the steps must be taken one by one."""
+    def descend(self, y: Tree, lr: float, shift: Any = (), total: Any = (), pull: Any = ()) -> tuple[Tree, Any] | None:
+        """Take all K steps in one call, where the engine has a kernel for that: y <- y - lr (g + shift + lam (y - z))
+        and total <- total + g, where g is the gradient at y. `shift` and `total` are trees or (), `pull` is (lam, z) or
+        (). Returns (y, total), or None where the engine has no such kernel and the steps must be taken one by one.
+
+        Further calls take the steps of other models on the same batches; the losses that are recorded are those of the
+        first one."""
         ...
 
 

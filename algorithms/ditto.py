@@ -22,7 +22,7 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -34,6 +34,7 @@ from .contract import (
     Constant,
     Deferred,
     Local,
+    LocalSteps,
     Message,
     Oracle,
     Public,
@@ -42,7 +43,7 @@ from .contract import (
     Server,
 )  # fmt: skip
 from .fedavg import Plain
-from .local import LocalMethod, Rule
+from .local import LocalMethod, Rule, declared_lr
 from .parts.checks import nonnegative, one_of, refuse
 from .parts.rules import Sgd
 from .parts.servers import Mean
@@ -66,6 +67,30 @@ class LocalState(NamedTuple):
     method: Any
     v: Tree
     rule: Any  # the state of v's rule
+
+
+class OwnSteps(LocalSteps):
+    """The local steps of a client as the method sees them, which takes those of v beside."""
+
+    def __init__(self, ditto: Ditto, steps: LocalSteps, v: Tree, rule: Any, x: Tree) -> None:
+        """x: the server's model, towards which v is pulled."""
+        self.ditto, self.of, self.v, self.rule, self.x = ditto, steps, v, rule, x
+        self.steps = steps.steps
+
+    def __iter__(self) -> Iterator[Oracle]:
+        for oracle in self.of:
+            yield oracle
+            self.v, self.rule = self.ditto._step(oracle, self.v, self.rule, self.x)
+
+    def descend(self, y: Tree, lr: float, shift: Any = (), total: Any = (), pull: Any = ()) -> tuple[Tree, Any] | None:
+        own_lr, own_pull = declared_lr(self.ditto.rule), (self.ditto.lam, self.x) if self.ditto.lam else ()
+        found = None if own_lr is None else self.of.descend(y, lr, shift, total, pull)
+        if own_lr is None or found is None:
+            return None
+        own = self.of.descend(self.v, own_lr, pull=own_pull)
+        assert own is not None  # the engine has a kernel for it
+        self.v = own[0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -114,13 +139,24 @@ class Ditto(Around):
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         method = self.method.client_step(public.method, client.method, local.method, oracle)
-        direction = oracle(local.v).add(local.v - self.origin(public), self.lam)
-        v, rule = self.rule.step(local.v, direction, local.rule)
+        v, rule = self._step(oracle, local.v, local.rule, self.origin(public))
         if self.turns is None:
             return LocalState(method, v, rule)
         own = self.turns.is_personal(oracle.done)
         v, rule = chosen(own, (v, rule), (local.v, local.rule))
         return LocalState(chosen(~own, method, local.method), v, rule)
+
+    def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
+        """The method's steps, and on the same batches those of v: in one call where the method's are."""
+        if self.turns is not None:
+            return super().client_steps(public, client, local, steps)
+        own = OwnSteps(self, steps, local.v, local.rule, self.origin(public))
+        method = self.method.client_steps(public.method, client.method, local.method, own)
+        return LocalState(method, own.v, own.rule)
+
+    def _step(self, oracle: Oracle, v: Tree, rule: Any, x: Tree) -> tuple[Tree, Any]:
+        """(the next v, the next state of its rule)."""
+        return self.rule.step(v, oracle(v).add(v - x, self.lam), rule)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         message, kept = self.method.client_finish(public.method, client.method, local.method)

@@ -194,6 +194,11 @@ def defines_both(kind: type, step: str, declaration: str) -> bool:
     return first is second
 
 
+def declared_lr(rule: Rule) -> float | None:
+    """lr, where a rule declares that its step is y - lr v, and the declaration belongs to this step; else None."""
+    return rule.plain_lr() if defines_both(type(rule), "step", "plain_lr") else None
+
+
 @dataclass(frozen=True)
 class LocalMethod(WarmStarted):
     """The contract from an estimator, a rule, its carry and a server rule."""
@@ -245,17 +250,15 @@ class LocalMethod(WarmStarted):
         """All steps in one call, where estimator and rule declare that they are plain descent and the engine has a
         kernel for it; else one by one."""
         if self._declares_descent():
-            shift, lr = self.estimator.constant_shift(public.shared, client.own), self.rule.plain_lr()
+            shift, lr = self.estimator.constant_shift(public.shared, client.own), declared_lr(self.rule)
             if shift is not None and lr is not None and (found := steps.descend(local.y, lr, shift, local.trace)):
                 return LocalState(*found, local.rule, local.steps + steps.steps)
         return super().client_steps(public, client, local, steps)
 
     def _declares_descent(self) -> bool:
         """Whether the declarations of plain descent belong to the steps that this method really takes."""
-        return (
-            defines_both(type(self), "client_step", "client_steps")
-            and defines_both(type(self.rule), "step", "plain_lr")
-            and defines_both(type(self.estimator), "estimate", "constant_shift")
+        return defines_both(type(self), "client_step", "client_steps") and defines_both(
+            type(self.estimator), "estimate", "constant_shift"
         )
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:

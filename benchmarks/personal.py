@@ -49,7 +49,8 @@ def seconds(records: Iterator[dict[str, Any]]) -> float:
 
 def shown(name: str, ratios: list[float], times: list[float], clients: int) -> None:
     low, middle, high = quantiles(ratios, n=4)
-    print(f"{name}: {middle:.2f} ({low:.2f}, {high:.2f}), {1e3 * median(times) / clients:.3f} ms per client", flush=True)
+    each = 1e3 * median(times) / clients
+    print(f"{name}: {middle:.2f} ({low:.2f}, {high:.2f}), {each:.3f} ms per client", flush=True)
 
 
 def evaluation(work: str, count: int, engine: dict[str, Any]) -> None:

@@ -268,11 +268,16 @@ class Classification(Workload):
         weighted = type(self).row_weights is not Workload.row_weights
         if self.overridden or weighted or not isinstance(self.objective, Classes):
             return None
-        return Chained(self.network.module, self.shape, self.inputs)
+        report = self._report_of if type(self).report is Classification.report else None
+        return Chained(self.network.module, self.shape, self.inputs, report)
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        return self._report_of(self.logits(p, batch), batch)
+
+    def _report_of(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The report from the network's outputs (B, classes)."""
         # What a subclass does not name in `whole` would be averaged, and a mean of labels or scores means nothing.
-        outputs, label = self.logits(p, batch), batch["label"]
+        label = batch["label"]
         unreduced = self.objective.unreduced(outputs, label) if self.whole else {}
         columns = {name: column for name, column in unreduced.items() if name in self.whole}
         return {**self.objective.report(outputs, label), **columns}

@@ -169,12 +169,14 @@ class Chained(NamedTuple):
     """Says that the loss is the cross-entropy of `network(inputs)` and the column "label", and nothing else.
 
     `shape`: the shape of one input. `inputs`: function (batch, dtype) -> (B, *shape), which reads the column "input"
-    alone and treats each example by itself.
+    alone and treats each example by itself. `report`: function (outputs (B, classes), batch) -> what `Workload.report`
+    gives for them; None where that follows from something else, too.
     """
 
     network: nn.Module
     shape: tuple[int, ...]
     inputs: Callable[[Batch, torch.dtype], Tensor]
+    report: Callable[[Tensor, Batch], dict[str, Tensor]] | None = None
 
 
 class Workload(ABC):

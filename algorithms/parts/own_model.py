@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..contract import Algorithm, Client, Constant, Local, LocalSteps, Message, Oracle, Public, Round, Server
-from ..local import Rule, defines_both
+from ..local import Rule, declared_lr, defines_both
 from ..tree import Tree
 from .checks import nonnegative
 
@@ -58,9 +58,9 @@ class OwnModel(Algorithm):
 
     def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
         """All steps in one call, where they are plain descent and the engine has a kernel for it; else one by one."""
-        plain = not self.prox and defines_both(type(self.rule), "step", "plain_lr")
-        lr = self.rule.plain_lr() if plain and defines_both(type(self), "client_step", "client_steps") else None
-        if lr is not None and (found := steps.descend(local.y, lr, (), ())):
+        lr = declared_lr(self.rule) if defines_both(type(self), "client_step", "client_steps") else None
+        pull = (self.prox, client.y) if self.prox else ()
+        if lr is not None and (found := steps.descend(local.y, lr, pull=pull)):
             return local._replace(y=found[0])
         return super().client_steps(public, client, local, steps)
 

@@ -162,6 +162,8 @@ class ClientSteps:
     def __init__(self, trainer: LocalTrainer, steps: int, batches: ClientBatches) -> None:
         self.trainer, self.steps, self.batches = trainer, steps, batches
         self.losses: list[Tensor] = []
+        self.descents = 0  # of models that took all steps in one call
+        self.only: Batch | None = None  # the batches of all steps, where they are gathered at once
 
     def __iter__(self) -> Iterator[BatchOracle]:
         for begin, batches in self._gathered():
@@ -176,19 +178,27 @@ class ClientSteps:
 
     def _gathered(self) -> Iterator[tuple[int, Batch]]:
         """(number of the first step, batches of some consecutive steps), for all steps in order."""
+        if self.steps <= GATHERED_STEPS:
+            self.only = self.batches(slice(0, self.steps)) if self.only is None else self.only
+            yield 0, self.only
+            return
         for begin in range(0, self.steps, GATHERED_STEPS):
             yield begin, self.batches(slice(begin, min(begin + GATHERED_STEPS, self.steps)))
 
-    def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
+    def descend(self, y: Tree, lr: float, shift: Any = (), total: Any = (), pull: Any = ()) -> tuple[Tree, Any] | None:
         chain, flat = self.trainer.chain, y.flat
         if chain is None or self.trainer.at_once is not None:
             return None
         flat_total = total.flat.clone() if isinstance(total, Tree) else None
         flat_shift = shift.flat if isinstance(shift, Tree) else None
+        flat_pull = (pull[0], pull[1].flat) if pull else None
+        taken = list[Tensor]()
         for _, batches in self._gathered():
-            flat, losses = chain.descend(flat, batches, lr, flat_shift, flat_total)
-            self.losses.append(losses)
-        self.trainer.gradients = 1
+            flat, losses = chain.descend(flat, batches, lr, flat_shift, flat_total, flat_pull)
+            taken.append(losses)
+        self.descents += 1
+        self.trainer.gradients = self.descents
+        self.losses = self.losses or taken
         return Tree(flat, y.layout), total if flat_total is None else Tree(flat_total, y.layout)
 
 

@@ -21,6 +21,7 @@ from ...workloads import counted
 from ...workloads.client_index import ClientIndex
 from ...workloads.workload import Params, Workload
 from ..config.schema import Local
+from ..kernels.contract import LossInOneCall
 from ..kernels.vectorised import vectorised
 from ..method_form.personal import Division, Personal
 from .batches import BlockForm, ClientBatches, TaskBatches
@@ -136,22 +137,35 @@ class ClientRows(NamedTuple):
         return (values[begin:end] * weights).sum() / max(weights.sum(), 1)
 
 
+def report_of_outputs(
+    workload: Workload, chain: LossInOneCall | None
+) -> Callable[[Tensor, Mapping[str, Tensor]], dict[str, Tensor]] | None:
+    """What makes the workload's report from outputs that `chain` has computed; None where it cannot be made so."""
+    return workload.chained.report if chain is not None and workload.chained is not None else None
+
+
 class ClientReports:
     """The workload's report of clients' models on their own rows, as means over the rows of each client.
 
     Models of several clients run at once where a block has several clients: their rows are padded to equal numbers, and
-    padding is left out of the means. A report for which that is impossible runs for one client after another.
+    padding is left out of the means. A report for which that is impossible runs for one client after another, and so
+    does one whose network the run's kernels compute in one call.
     """
 
-    def __init__(self, workload: Workload, frozen: Params, size: int, block: int, beat: Callable[[], None]) -> None:
+    def __init__(
+        self, workload: Workload, frozen: Params, size: int, block: int, beat: Callable[[], None],
+        chain: LossInOneCall | None = None,
+    ) -> None:  # fmt: skip
         """frozen: the tensors that no model has. size: rows of a batch. block: clients at once. beat: called before
-        each batch, as a sign of life."""
+        each batch, as a sign of life. chain: of the run's kernels."""
         self.workload, self.frozen, self.size, self.block, self.beat = workload, frozen, size, block, beat
-        self.at_once = True  # False once the report has failed under vmap
+        self.chain, self.of_outputs = chain, report_of_outputs(workload, chain)
+        self.at_once = self.of_outputs is None  # False once the report has failed under vmap
 
-    def of_one_model(self, model: Tree, rows: ClientRows) -> dict[str, np.ndarray]:
-        """The means (c,) of each column of the report, of one model for all clients."""
-        return {name: rows.means(values) for name, values in self._values(model, rows.columns).items()}
+    def of_one_model(self, model: Tree, rows: ClientRows, by_chain: bool = False) -> dict[str, np.ndarray]:
+        """The means (c,) of each column of the report, of one model for all clients. by_chain: whether the run's
+        kernels may compute the network in one call, as those of own models."""
+        return {name: rows.means(values) for name, values in self._values(model, rows.columns, by_chain).items()}
 
     def of_own_models(self, models: Sequence[Tree], rows: ClientRows) -> dict[str, np.ndarray]:
         """The means (c,) of each column of the report, of a model for each client."""
@@ -178,7 +192,9 @@ class ClientReports:
                 self.at_once = False
         of_clients = zip(models, begins, counts, strict=True)
         return [
-            self._values(model, {name: column[begin : begin + count] for name, column in rows.columns.items()})
+            self._values(
+                model, {name: column[begin : begin + count] for name, column in rows.columns.items()}, by_chain=True
+            )
             for model, begin, count in of_clients
             if count
         ]
@@ -203,19 +219,23 @@ class ClientReports:
             if count
         ]
 
-    def _values(self, model: Tree, columns: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """The columns of the report, (n,) float64, of a model on rows. columns: (n, …)."""
+    def _values(self, model: Tree, columns: Mapping[str, Tensor], by_chain: bool = False) -> dict[str, np.ndarray]:
+        """The columns of the report, (n,) float64, of a model on rows. columns: (n, …). by_chain: see
+        `of_one_model`."""
         parts: dict[str, list[np.ndarray]] = {}
         for begin in range(0, len(next(iter(columns.values()))), self.size):
             self.beat()
             batch = {name: column[begin : begin + self.size] for name, column in columns.items()}
-            for name, column in self._report(model, batch).items():
+            for name, column in self._report(model, batch, by_chain).items():
                 parts.setdefault(name, []).append(column.double().cpu().numpy())
         return {name: np.concatenate(each) for name, each in parts.items()}
 
-    def _report(self, model: Tree, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _report(self, model: Tree, batch: Mapping[str, Tensor], by_chain: bool = False) -> dict[str, Tensor]:
         """The columns of the report that are means."""
-        (found,) = reports(self.workload, [{**self.frozen, **dict(model.items())}], batch)
+        if by_chain and self.chain is not None and self.of_outputs is not None:
+            found = self.of_outputs(self.chain.outputs(model.flat, batch), batch)
+        else:
+            (found,) = reports(self.workload, [{**self.frozen, **dict(model.items())}], batch)
         return {name: column for name, column in found.items() if name not in self.workload.whole}
 
 

@@ -143,7 +143,8 @@ class Worker:
         self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
         self.most_trainers = run_spec.experiment.federation.pace.versions
         block = run_spec.block(self.x.flat.numel()) if self.vectorise else 1
-        self.reports = ClientReports(run_spec.workload, self.frozen, run_spec.experiment.evaluate.batch, block, beat)
+        workload, chain = run_spec.workload, self.kernels.chain(run_spec.workload, self.x.layout)
+        self.reports = ClientReports(workload, self.frozen, run_spec.experiment.evaluate.batch, block, beat, chain)
         self.tuners: dict[int, Tuner | None] = {}  # by the round that they were made for
         self.recorder = self.kernels.recorder()
         self.public: dict[int, PublicState] = {}  # by the place in the broadcast
@@ -572,7 +573,7 @@ class Worker:
         found: dict[str, dict[str, np.ndarray]] = {}
         if "server" in models:
             x = models["server"][0]
-            found["server"] = self.reports.of_one_model(x, rows)
+            found["server"] = self.reports.of_one_model(x, rows, by_chain=True)
             same = np.array([torch.equal(model.flat, x.flat) for model in models["own"]])
             own = found["server"] if same.all() else self.reports.of_own_models(models["own"], rows)
             # Rounding differs between batches of other sizes, and equal models have equal numbers.

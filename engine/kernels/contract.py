@@ -54,13 +54,23 @@ class LossInOneCall(Protocol):
         """
         ...
 
-    def descend(
-        self, y: Tensor, batches: Mapping[str, Any], lr: float, shift: Tensor | None, total: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """(y (P,), losses (K,)) after K steps y <- y - lr (gradient + shift) of one client.
+    def outputs(self, points: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """The network's outputs (c, B, classes), or (B, classes), for the arguments of `gradient`."""
+        ...
 
-        `batches`: columns (K, B, …), one batch per step. `total` (P,): the gradients are added to it in place. Raises
-        the same errors as `gradient`.
+    def descend(
+        self,
+        y: Tensor,
+        batches: Mapping[str, Any],
+        lr: float,
+        shift: Tensor | None = None,
+        total: Tensor | None = None,
+        pull: tuple[float, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(y (P,), losses (K,)) after K steps y <- y - lr (gradient + shift + lam (y - centre)) of one client.
+
+        `batches`: columns (K, B, …), one batch per step. `total` (P,): the gradients are added to it in place. `pull`:
+        (lam, centre (P,)), None for lam = 0. Raises the same errors as `gradient`.
         """
         ...
 

@@ -79,19 +79,37 @@ class Chain:
         self._call("chain_gradient", (points, x, label, share, gradients, losses), label)
         return gradients, self._nan_if_empty(losses, label, share)
 
+    def outputs(self, points: Tensor, batch: Batch) -> Tensor:
+        points, (label, _) = points.contiguous(), self._labels(batch, points)
+        x = self._inputs(batch, label, points)
+        found = points.new_empty(*label.shape, int(self.layers[-1][4]))
+        layers = ctypes.c_void_p(self.layers.ctypes.data)
+        sizes = (len(self.layers), label.shape[:-1].numel(), label.shape[-1], self.parameters)
+        check_status(library().chain_outputs(*map(pointer, (points, x, found)), layers, *map(ctypes.c_int64, sizes)))
+        return found
+
     def descend(
-        self, y: Tensor, batches: Batch, lr: float, shift: Tensor | None, total: Tensor | None
+        self,
+        y: Tensor,
+        batches: Batch,
+        lr: float,
+        shift: Tensor | None = None,
+        total: Tensor | None = None,
+        pull: tuple[float, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         steps = len(batches["label"])
         (label, share), losses = self._labels(batches, y.expand(steps, -1)), y.new_empty(steps)
         x = self._inputs(batches, label, y)
-        for name, other in (("the constant", shift), ("the sum of gradients", total)):
+        lam, centre = pull or (0.0, None)
+        for name, other in (("the constant", shift), ("the centre", centre), ("the sum of gradients", total)):
             if other is not None and (other.shape != y.shape or other.dtype != y.dtype):
                 raise RuntimeError(f"{name} must be {y.dtype} {list(y.shape)}, got {other.dtype} {list(other.shape)}")
         if total is not None and not total.is_contiguous():
             raise RuntimeError("the sum of gradients must be contiguous: it is written to")
-        y, shift = y.clone(memory_format=torch.contiguous_format), None if shift is None else shift.contiguous()
-        self._call("chain_descend", (y, shift, total, x, label, share, losses), label, ctypes.c_float(lr))
+        y = y.clone(memory_format=torch.contiguous_format)
+        shift, centre = (None if each is None else each.contiguous() for each in (shift, centre))
+        rates = ctypes.c_float(lr), ctypes.c_float(lam)
+        self._call("chain_descend", (y, shift, centre, total, x, label, share, losses), label, *rates)
         return y, self._nan_if_empty(losses, label, share)
 
     # All sizes and types are checked here, since chain.h does not check them.

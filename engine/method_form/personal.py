@@ -21,7 +21,7 @@ arXiv:2102.07623 (FedBN: normalisation layers); Andreux et al. 2020, arXiv:2008.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -30,8 +30,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithms.contract import Algorithm, Around, Client, Constant, Local, Message, Oracle, Public, Round, Server
-from ...algorithms.local import Rule
+from ...algorithms.contract import (
+    Algorithm,
+    Around,
+    Client,
+    Constant,
+    Local,
+    LocalSteps,
+    Message,
+    Oracle,
+    Public,
+    Round,
+    Server,
+)
+from ...algorithms.local import Rule, declared_lr
 from ...algorithms.parts.turns import Turns, chosen
 from ...algorithms.tree import Layout, Tree
 from .batch_norm import join_trees, split_tree
@@ -125,6 +137,34 @@ class SharedOracle:
         return getattr(self.oracle, name)
 
 
+class PersonalSteps(LocalSteps):
+    """The local steps of a client as the method sees them, which takes those of the personal tensors beside."""
+
+    def __init__(self, around: Personal, steps: LocalSteps, personal: Tree, rule: Any) -> None:
+        self.around, self.of, self.personal, self.rule = around, steps, personal, rule
+        self.steps = steps.steps
+
+    def __iter__(self) -> Iterator[Oracle]:
+        for oracle in self.of:
+            shared = SharedOracle(oracle, self.around.division, self.personal)
+            yield shared
+            self.personal, self.rule = self.around._step(self.personal, shared.gradients[0], self.rule)
+
+    def descend(self, y: Tree, lr: float, shift: Any = (), total: Any = (), pull: Any = ()) -> tuple[Tree, Any] | None:
+        division = self.around.division
+        if division.statistics or pull or declared_lr(self.around.rule) != lr:
+            return None
+
+        def whole(tree: Any) -> Any:
+            return division.join(tree, self.personal.zeros()) if isinstance(tree, Tree) else ()
+
+        found = self.of.descend(division.join(y, self.personal), lr, whole(shift), whole(total))
+        if found is None:
+            return None
+        y, self.personal = division.split(found[0])
+        return y, division.split(found[1])[0] if isinstance(total, Tree) else total
+
+
 @dataclass(frozen=True)
 class Personal(Around):
     """`method` on the shared tensors of a model, see the module. `rule`: the local step of the personal ones; `keep`:
@@ -192,6 +232,15 @@ class Personal(Around):
         personal, rule = self._step(local.personal, shared_oracle.gradients[0], local.rule)
         after = LocalState(method, personal, rule)
         return after if self.turns is None else self._in_turn(self.turns.is_personal(oracle.done), local, after)
+
+    def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
+        """The method's steps, and beside them those of the personal tensors: in one call where the method's are and
+        both sides take the same plain steps."""
+        if self.turns is not None or not self.trains:
+            return super().client_steps(public, client, local, steps)
+        beside = PersonalSteps(self, steps, local.personal, local.rule)
+        method = self.method.client_steps(public.method, client.method, local.method, beside)
+        return LocalState(method, beside.personal, beside.rule)
 
     def _step(self, personal: Tree, gradient: Tree, rule: Any) -> tuple[Tree, Any]:
         """(the next personal tensors, the next state of their rule)."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,12 @@ from ...workloads.workload import Split
 from ..clients.batches import Stream, only_batch, stream
 from ..clients.local_training import Gradient, LocalTrainer, unpadded
 from ..clients.modules import evaluating
+from ..clients.own_models import report_of_outputs
 from ..clients.worker import Data
 from ..cohorts.samplers import sample
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import Disagreement, Excess, Rounding, agrees, exceeding
-from ..kernels.contract import Kernels
+from ..kernels.contract import Kernels, LossInOneCall
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, orthogonalised_by
 from ..kernels.torchs import Torch
@@ -318,7 +320,8 @@ class Proof:
         return "" if found is None else sentence(f"{what}{' of ' if found[0] else ''}{found[0]}", found[1])
 
     def descent(self, point: Tensor, pair: tuple[Batch, Batch]) -> None:
-        """Compare two steps of plain descent, which a chain does in one call: the gradients' sum and the result."""
+        """Compare two steps of descent, plain and with a pull towards a model, which a chain does in one call: the
+        gradients' sum and the result."""
         chain = self.own.chain
         if chain is None or any(pair[0][name].shape != pair[1][name].shape for name in pair[0]):
             return
@@ -327,12 +330,21 @@ class Proof:
             return
         lr = 0.01 * float(point.abs().max().clamp(min=0.01) / first.abs().max().clamp(min=1e-6))
         shift = 0.5 * first.flip(0)
+        for lam in (0.0, 0.1 / lr):
+            self.steps_at_once(chain, point, pair, lr, shift, lam)
+
+    def steps_at_once(
+        self, chain: LossInOneCall, point: Tensor, pair: tuple[Batch, Batch], lr: float, shift: Tensor, lam: float
+    ) -> None:
+        """Compare y <- y - lr (g + shift + lam (y - centre)) on two batches, for a centre near the model."""
+        centre = 0.9 * point
 
         def steps(gradient_of: Callable[[Tensor, Batch], Gradients], y: Tensor) -> Tensor:
             begin, total = y, torch.zeros_like(y)
             for batch in map(without_padding, pair):
                 gradient, _ = gradient_of(y, batch)
-                y, total = y - lr * (gradient + shift.to(y.dtype)), total + gradient
+                pull = lam * (y - centre.to(y.dtype)) if lam else 0.0
+                y, total = y - lr * (gradient + shift.to(y.dtype) + pull), total + gradient
             return total + (begin - y) / lr
 
         expected = self.by_double(lambda: steps(self.wide.plain, point.double()))
@@ -343,7 +355,8 @@ class Proof:
         changes = changes_beside(point, [expected], lambda p: [steps(self.wide.plain, p)])
         begin, constant = self.on_device(point), self.on_device(shift)
         total = torch.zeros_like(begin)
-        y, _ = self.by_own(lambda: chain.descend(begin, columns, lr, constant, total))
+        pull = (lam, self.on_device(centre)) if lam else None
+        y, _ = self.by_own(lambda: chain.descend(begin, columns, lr, constant, total, pull))
         own = to_processor([total + (begin - y) / lr])[0]
         if told := self.off("the outcome of two steps", expected, torchs, own, lambda: changes()[0]):
             raise Disagreement(told)
@@ -363,6 +376,17 @@ class Proof:
                 tensors = {**dict(Tree(point, self.x.layout).items()), **trainer.frozen}
                 return dict(to_processor(workload.report(tensors, batch)))
 
+        of_outputs, chain = report_of_outputs(workload, self.own.chain), self.own.chain
+
+        def own_reports(point: Tensor, batch: Batch) -> list[dict[str, Tensor]]:
+            """That of the server's model, and that of clients' own ones."""
+            found = [report(self.own, point, batch)]
+            return (
+                found
+                if of_outputs is None or chain is None
+                else [*found, of_outputs(chain.outputs(point, batch), batch)]
+            )
+
         for point in self.points():
             here, given = self.on_device(point), self.on_device(batch)
             try:
@@ -370,13 +394,13 @@ class Proof:
             except RAISED_BY_USERS:
                 return  # the evaluation itself will say so
             expected = self.by_double(lambda point=point: report(self.wide.trainer, point.double(), batch))
-            own = self.by_own(lambda here=here, given=given: report(self.own, here, given))
-            for name, column in expected.items():
+            own = self.by_own(lambda here=here, given=given: own_reports(here, given))
+            for (name, column), found in product(expected.items(), own):
                 counts = not column.is_floating_point() or torch.equal(column, column.round())
                 if counts or not bool(torchs[name].isfinite().all()):
                     continue
-                for found in exceeding([column], [own[name]], Rounding([torchs[name]], 1.0)):
-                    raise Disagreement(sentence(f"{name} in an evaluation", found))
+                for excess in exceeding([column], [found[name]], Rounding([torchs[name]], 1.0)):
+                    raise Disagreement(sentence(f"{name} in an evaluation", excess))
 
     # --- Newton-Schulz --------------------------------------------------------------------------------------------
     def orthogonalised(self, batch: Batch) -> None:

@@ -40,6 +40,8 @@ def chains() -> None:
                 own.chain.gradient(points, strided)
                 own.chain.descend(points[0], batch, 0.1, x.flat, torch.zeros_like(x.flat))
                 own.chain.descend(points[0], batch, 0.1, None, None)
+                own.chain.descend(points[0], batch, 0.1, None, None, (0.1, points[1]))
+                own.chain.outputs(points, strided)
                 if examples:
                     wrong(own, x, alone)
                     for value in ODD:

@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from fedfleet.algorithms.ditto import ditto
 from fedfleet.algorithms.fedavg import Plain, fedavg
 from fedfleet.algorithms.fedprox import fedprox
-from fedfleet.algorithms.local import LocalMethod
+from fedfleet.algorithms.local import LocalMethod, PublicState
+from fedfleet.algorithms.parts.own_model import OwnModel
 from fedfleet.algorithms.parts.rules import Momentum, Sgd
 from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.scaffold import scaffold
@@ -27,6 +29,7 @@ from fedfleet.engine.clients.local_training import GATHERED_STEPS, LocalTrainer
 from fedfleet.engine.kernels.contract import Kernels
 from fedfleet.engine.kernels.fused_chain import Chain, FusedChain
 from fedfleet.engine.kernels.torchs import Torch
+from fedfleet.engine.method_form.personal import Division, Personal
 
 from .setups import run_and_count
 from .test_fused_chain import CHAINS, workload
@@ -74,10 +77,50 @@ def outcome(method: Any, chain: tuple[Any, ...], kernels: Kernels, batches: Draw
     def noise(leaf: torch.Tensor) -> torch.Tensor:
         return 0.1 * torch.randn(leaf.shape, generator=own)  # control variates that are not 0
 
-    public = server.public._replace(shared=pytree.tree_map(noise, server.public.shared))
-    client = pytree.tree_map(noise, method.client_init(public))
+    public = server.public
+    if isinstance(public, PublicState):
+        public = public._replace(shared=pytree.tree_map(noise, public.shared))
+    public = method.unpack(public)
+    client = pytree.tree_map(lambda leaf: leaf + noise(leaf), method.client_init(public))
     with torch.no_grad():
         return LocalTrainer(method, made, x, kernels).train_client(public, client, steps, batches)
+
+
+def with_own_head(method: Any, lr: float = 0.01) -> Any:
+    layout = Tree.of(workload(*CHAINS["mlp"]).init(3)).layout
+    return Personal(method, Division(layout, layout.names[-2:]), Sgd(lr))
+
+
+BESIDE = {
+    "ditto": ditto(0.5, Sgd(0.01), Sgd(0.02)),
+    "ditto without a pull": ditto(0.0, Sgd(0.01)),
+    "tuning with a pull": OwnModel(Sgd(0.01), prox=0.3),
+    "a head of its own": with_own_head(fedavg(Sgd(0.01))),
+    "a head of its own, scaffold": with_own_head(scaffold(Sgd(0.01))),
+}
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("name", BESIDE)
+def test_models_of_clients_descend_at_once(name, ragged):
+    """Ditto takes two gradients in each step; the losses are those of the server's model."""
+    method = BESIDE[name]
+    batches = Drawn(CHAINS["mlp"][0], 5, ragged), Drawn(CHAINS["mlp"][0], 5, ragged)
+    own, torchs = (outcome(method, CHAINS["mlp"], *each, 5) for each in zip(KERNELS, batches, strict=True))
+    assert [each.asked for each in batches] == [1, 1]
+    assert [each.beats for each in batches] == [0, 5]
+    assert own.gradients == torchs.gradients == 1 + ("ditto" in name)
+    torch.testing.assert_close(own.loss, torchs.loss, rtol=TOLERANCE, atol=0)
+    for mine, theirs in zip(*(pytree.tree_leaves((o.message, o.client)) for o in (own, torchs)), strict=True):
+        assert float((mine - theirs).abs().max()) <= TOLERANCE * float(theirs.abs().max())
+
+
+def test_the_servers_model_of_ditto_is_that_of_fedavg_to_the_bit():
+    first, second = (
+        outcome(method, CHAINS["mlp"], FusedChain(), Drawn(CHAINS["mlp"][0], 5, True), 5)
+        for method in (ditto(0.5, Sgd(0.01)), fedavg(Sgd(0.01)))
+    )
+    assert torch.equal(first.message.delta.flat, second.message.delta.flat)
 
 
 @pytest.mark.parametrize("method", [fedavg(Sgd(0.01)), scaffold(Sgd(0.01))], ids=["fedavg", "scaffold"])
@@ -138,6 +181,8 @@ OTHERWISE = {
     "another method": Shrunk(Sgd(0.1), Plain(), Mean(1.0)),
     "momentum": fedavg(Momentum(0.1)),
     "a proximal term": fedprox(rule=Sgd(0.1)),
+    "ditto with momentum of its own": ditto(0.5, Sgd(0.1), Momentum(0.1)),
+    "a head with another rate": with_own_head(fedavg(Sgd(0.1)), 0.05),
     "the last gradient": scaffold(Sgd(0.1), control="last"),
     "the gradient at the server's model": scaffold(Sgd(0.1), control="server"),
 }
@@ -148,7 +193,8 @@ def test_what_is_no_plain_descent_goes_step_by_step(method):
     batches = Drawn(CHAINS["mlp"][0], 4, False), Drawn(CHAINS["mlp"][0], 4, False)
     own, torchs = (outcome(method, CHAINS["mlp"], *each, 4) for each in zip(KERNELS, batches, strict=True))
     assert [each.beats for each in batches] == [4, 4]
-    assert float((own.message.delta - torchs.message.delta).norm()) <= TOLERANCE * float(torchs.message.delta.norm())
+    for mine, theirs in zip(*(pytree.tree_leaves((o.message.delta, o.client)) for o in (own, torchs)), strict=True):
+        assert float((mine - theirs).norm()) <= TOLERANCE * float(theirs.norm())
 
 
 def test_a_label_that_is_no_class_is_told():

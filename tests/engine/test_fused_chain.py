@@ -221,11 +221,26 @@ def test_strides_do_not_matter(chain):
     assert not turned.is_contiguous()
     for a, b in zip(own.chain.gradient(points, batch), own.chain.gradient(turned, strided), strict=True):
         assert torch.equal(a, b)
+    assert torch.equal(own.chain.outputs(points, batch), own.chain.outputs(turned, strided))
     totals = torch.zeros(2, len(x.flat))
-    first, _ = own.chain.descend(points[1], batch, 0.1, points[2], totals[0])
-    second, _ = own.chain.descend(turned[1], strided, 0.1, turned[2], totals[1])
+    first, _ = own.chain.descend(points[1], batch, 0.1, points[2], totals[0], (0.2, points[0]))
+    second, _ = own.chain.descend(turned[1], strided, 0.1, turned[2], totals[1], (0.2, turned[0]))
     assert torch.equal(first, second)
     assert torch.equal(*totals)
+
+
+@pytest.mark.parametrize("examples", [1, 6, 13])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_outputs_are_those_of_the_network(chain, examples):
+    made = workload(*chain)
+    x, _, own = both(made)
+    assert own.chain is not None
+    batch, points = batch_of(made, 2, examples), torch.stack([x.flat, 0.5 * x.flat])
+    found = own.chain.outputs(points, batch)
+    for point, own_batch, of_client in zip(points, range(2), found, strict=True):
+        alone = {name: column[own_batch] for name, column in batch.items()}
+        expected = made.logits(dict(Tree(point, x.layout).items()), alone)
+        torch.testing.assert_close(of_client, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().max()))
 
 
 def test_no_example_has_no_loss_and_no_gradient():

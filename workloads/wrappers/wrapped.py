@@ -117,7 +117,14 @@ class OtherRows(Wrapped):
 
     @property
     def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.chained
+        chained = self.of.chained
+        if chained is None or (report := chained.report) is None:
+            return chained
+        own = (lambda outputs, batch: report(outputs, self.reported(batch))) if self._reports_of_inner() else None
+        return chained._replace(report=own)
+
+    def _reports_of_inner(self) -> bool:
+        return type(self).report is OtherRows.report
 
     @property
     def classes(self) -> int:

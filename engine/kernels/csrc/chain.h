@@ -478,16 +478,17 @@ struct Room {
   }
 };
 
-// Returns the loss of one client at the parameters p, and writes its gradient to gp. Calls after(layer) as soon as the
-// gradient of a layer is complete and its parameters will not be read again, so that they may be updated there.
-template <class After>
-float client(const Layer* layers, int64_t n, Room& room, const float* p, const Examples& x, const int64_t* label,
-             const float* share, float* gp, int64_t B, After after) {
-  const auto inputs = [&](int64_t l) { return l ? Examples{room.y[l - 1].data(), layers[l].in()} : x; };
+// The inputs of a layer of one client. x: those of the network.
+Examples inputs_of(const Layer* layers, const Room& room, const Examples& x, int64_t l) {
+  return l ? Examples{room.y[l - 1].data(), layers[l].in()} : x;
+}
+
+// Writes the outputs of all layers of one client at the parameters p, and returns those of the last, (B, O).
+float* outputs(const Layer* layers, int64_t n, Room& room, const float* p, const Examples& x, int64_t B) {
   const int64_t in_lanes = room.batched.images.size();
   if (in_lanes) room.batched.forward(p, x, room.y[in_lanes - 1].data());
   for (int64_t l = in_lanes; l < n; l++) {
-    const Examples from = inputs(l);
+    const Examples from = inputs_of(layers, room, x, l);
     if (layers[l].kind == LINEAR) {
       linear(layers[l], p, from.x, room.y[l].data(), B);
     } else {
@@ -496,10 +497,19 @@ float client(const Layer* layers, int64_t n, Room& room, const float* p, const E
 #undef CALL
     }
   }
-  float* logits = room.y[n - 1].data();
+  return room.y[n - 1].data();
+}
+
+// Returns the loss of one client at the parameters p, and writes its gradient to gp. Calls after(layer) as soon as the
+// gradient of a layer is complete and its parameters will not be read again, so that they may be updated there.
+template <class After>
+float client(const Layer* layers, int64_t n, Room& room, const float* p, const Examples& x, const int64_t* label,
+             const float* share, float* gp, int64_t B, After after) {
+  const int64_t in_lanes = room.batched.images.size();
+  float* logits = outputs(layers, n, room, p, x, B);
   const float loss = entropy(logits, label, share, B, layers[n - 1].O);
   for (int64_t l = n - 1; l >= in_lanes; l--) {
-    const Examples from = inputs(l);
+    const Examples from = inputs_of(layers, room, x, l);
     const float* g = l == n - 1 ? logits : room.g[l].data();
     float* gx = l ? room.g[l - 1].data() : nullptr;
     if (layers[l].kind == LINEAR) {
@@ -516,9 +526,12 @@ float client(const Layer* layers, int64_t n, Room& room, const float* p, const E
   return loss;
 }
 
-// y <- y - lr (g + shift), total <- total + g. shift and total may be null.
-void walk(float* y, const float* g, const float* shift, float* total, float lr, int64_t n) {
-  if (shift)
+// y <- y - lr (g + shift + lam (y - centre)), total <- total + g. shift, centre and total may be null.
+void walk(float* y, const float* g, const float* shift, const float* centre, float* total, float lr, float lam,
+          int64_t n) {
+  if (centre)
+    for (int64_t i = 0; i < n; i++) y[i] -= lr * (g[i] + (shift ? shift[i] : 0.0f) + lam * (y[i] - centre[i]));
+  else if (shift)
     for (int64_t i = 0; i < n; i++) y[i] -= lr * (g[i] + shift[i]);
   else
     for (int64_t i = 0; i < n; i++) y[i] -= lr * g[i];
@@ -562,11 +575,28 @@ int32_t chain_gradient(const float* p, const float* x, const int64_t* label, con
   });
 }
 
-// Makes K local steps of one client: y <- y - lr (g + shift), total <- total + g. y, shift, total: (P,), the last two
-// may be null; x: (K, B, ...); label, share: (K, B), share may be null; loss: (K,). Returns a Status.
-int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* label,
-                      const float* share, float* loss, const int64_t* layers, int64_t n, int64_t K, int64_t B,
-                      int64_t P, float lr) {
+// Writes the outputs of the last layer, (C, B, O), of C clients with the parameters p (C, P). x: (C, B, ...). Returns a
+// Status.
+int32_t chain_outputs(const float* p, const float* x, float* y, const int64_t* layers, int64_t n, int64_t C, int64_t B,
+                      int64_t P) {
+  const Layer* all = reinterpret_cast<const Layer*>(layers);
+  const int64_t size = B * all[n - 1].O;
+  return computed([&] {
+    Room& room = room_of(layers, n, B);
+    for (int64_t c = 0; c < C; c++) {
+      const Examples own{x + c * B * all[0].in(), all[0].in()};
+      std::memcpy(y + c * size, outputs(all, n, room, p + c * P, own, B), sizeof(float) * size);
+    }
+    return DONE;
+  });
+}
+
+// Makes K local steps of one client: y <- y - lr (g + shift + lam (y - centre)), total <- total + g. y, shift, centre,
+// total: (P,), the last three may be null; x: (K, B, ...); label, share: (K, B), share may be null; loss: (K,). Returns a
+// Status.
+int32_t chain_descend(float* y, const float* shift, const float* centre, float* total, const float* x,
+                      const int64_t* label, const float* share, float* loss, const int64_t* layers, int64_t n,
+                      int64_t K, int64_t B, int64_t P, float lr, float lam) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
   if (!all_below(label, K * B, all[n - 1].O)) return NO_CLASS;
   return computed([&] {
@@ -575,7 +605,8 @@ int32_t chain_descend(float* y, const float* shift, float* total, const float* x
     gradient.resize(P);
     float* g = gradient.data();
     const auto part = [&](int64_t at, int64_t size) {
-      walk(y + at, g + at, shift ? shift + at : nullptr, total ? total + at : nullptr, lr, size);
+      walk(y + at, g + at, shift ? shift + at : nullptr, centre ? centre + at : nullptr, total ? total + at : nullptr,
+           lr, lam, size);
     };
     for (int64_t k = 0; k < K; k++)
       loss[k] = client(all, n, room, y, Examples{x + k * B * all[0].in(), all[0].in()}, label + k * B,
