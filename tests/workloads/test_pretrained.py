@@ -15,9 +15,11 @@ from torch.func import vmap
 
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
+from fedfleet.workloads.data.instruct import Instruct
 from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.convert import convert
 from fedfleet.workloads.models.pretrained import Pretrained, transformers
+from fedfleet.workloads.models.pretraining import pretrain
 from fedfleet.workloads.stateless import Stateless, parameters_of
 from fedfleet.workloads.workload import WITHOUT_WEIGHTS
 
@@ -255,3 +257,44 @@ def test_tied_tensors_are_one(tmp_path):
     assert "lm_head.weight" not in p
     chosen = Pretrained(str(tmp_path), train=("lm_head.*",)).build((8,), 31)
     assert [name for name, value in chosen.named_parameters() if value.requires_grad] == ["model.embed_tokens.weight"]
+
+
+CHAT = [
+    {"role": "user", "content": "one?"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "two?"},
+    {"role": "assistant", "content": "2"},
+]
+MARKED = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] }}<end>{% endgeneration %}"
+    "{% else %}{{ m['content'] }}\n{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.long
+@needs_transformers
+def test_chats_of_a_base_that_is_trained_here(tmp_path):
+    """The same arguments give the same base. Answers are found by marks of the template, and by the turns before."""
+    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 9)
+    for name in ("base", "again"):
+        pretrain(tmp_path / name, tmp_path / "text.txt", steps=2)
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("base", "again"))
+    assert one == other
+    (tmp_path / "chat.jsonl").write_text("\n".join([json.dumps({"messages": CHAT})] * 4))
+    settings = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
+    found = []
+    for template in (MARKED, MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")):
+        (tmp_path / "base/tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+        model = Pretrained(str(tmp_path / "base"))
+        chat = Instruct(model, path=str(tmp_path / "chat.jsonl"), messages="messages", length=24, test_fraction=0.25)
+        chat.check()
+        found.append(chat.load()[0])
+    for name, column in found[0].items():
+        assert (column == found[1][name]).all(), name
+    targets = found[0]["label"][0]
+    assert [int(token) for token in targets if token >= 0] == [19, 0, 20, 0]
+    assert found[0]["bytes"].tolist() == [2] * 3
+    (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"messages need a chat template, and tokenizer_config.json in .* has none"):
+        Instruct(model, path=str(tmp_path / "chat.jsonl"), messages="messages").check()
