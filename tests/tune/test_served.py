@@ -13,7 +13,7 @@ from fedfleet.engine.records.client_models import FILE
 from fedfleet.engine.storage.atomic_write import write
 from fedfleet.tune.report.served import Row, Served, clients_of, shares, spread_table, worse_off
 
-SPREAD = (0.5, 0.5, 0.1, 0.4, math.nan, 2e6)
+SPREAD = (0.5, 0.5, 0.1, 0.4, math.nan, 2000.0)
 
 
 def of(values: dict[int, float], split: str = "s") -> Served:
@@ -41,7 +41,7 @@ def test_tables():
         ["A", "Local", "Ditto", "50.0%", "0.0%", "50.0%", "+12.5", "2"]
     ]
     spread = [[cell.text for cell in row] for row in spread_table(rows, 100.0, "Accuracy").rows]
-    assert spread[0] == ["A", "Local", "50", "50", "10", "40", "–", "2"]
+    assert spread[0] == ["A", "Local", "50", "50", "10", "40", "–", "2000"]
 
 
 def test_clients_that_are_never_trained_with_are_not_compared(tmp_path: Path):

@@ -97,13 +97,13 @@ def spread_table(rows: Iterable[Row], factor: float, title: str) -> PageSection:
     """How the metric is spread over the clients. factor: to the unit of the tables; title: the metric with its unit."""
     names = ("mean", "weighted", "std", "worst", "unseen")
     made = [
-        row_of(row.level, row.method, *(mean_of(row, name, factor) for name in names), mean_of(row, "gradients", 1e-6))
+        row_of(row.level, row.method, *(mean_of(row, name, factor) for name in names), mean_of(row, "gradients", 1.0))
         for row in rows
     ]
     note = (
         f"{title}: over the clients that are trained with, the mean, the mean weighted by rows, the standard deviation "
         "and the mean of the worst tenth; then the mean over the unseen clients. All are means over seeds. Gradients "
-        "are millions of local steps of one batch, without those of an adaptation."
+        "are those of all clients' batches in a run, without those of an adaptation."
     )
     heads = ["level", "method", "mean", "weighted", "deviation", "worst tenth", "unseen", "gradients"]
     return PageSection("Spread over clients", note, heads, made)

@@ -9,7 +9,7 @@ from ..by_client import differences
 from ..page.content import PageSection, TableCell, row_of
 from ..study.folder import FAILED, FINISHED
 from ..study.spec import Report
-from ..units import is_share, shown
+from ..units import in_words, is_share, shown
 from .findings import Findings, Place, key_of, name_of
 from .served import spread_table, worse_off
 from .statistics import holm, paired, reached, spread
@@ -78,6 +78,9 @@ def results(found: Findings) -> PageSection:
     ]
     each = what_of_a_run(found.report)
     note = f"{found.head}: mean ± standard deviation over seeds{each}. The best value of each column stands out."
+    for column in dict.fromkeys(found.report.metrics.values()):
+        named = [method for method, own in found.report.metrics.items() if own == column]
+        note += f" Of {', '.join(named)}, it is the {in_words(column)}."
     heads = ["method", *(name_of(place) or found.unit for place in found.places), *found.columns]
     return PageSection("Results", note, heads, rows)
 

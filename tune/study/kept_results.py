@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +38,8 @@ ADDED_UP = ("comm/bytes_down", "comm/bytes_up", "time/seconds", "client/count", 
 """Columns of rounds.parquet that are added up over the rounds of a row."""
 AS_THEY_ARE = ("round", "system/clock")
 """Further columns that are kept, beside the metrics of evaluations."""
+LEFT_OUT = re.compile(r"eval/(unseen/)?(server|own|adapted)/.*_(decile|q\d\d|better|equal|worse)")
+"""Matches columns on the spread over clients that are kept only where a study reports or decides by them."""
 NEEDED = ("round", "comm/bytes_down", "comm/bytes_up", "time/seconds")
 """The columns that every report reads."""
 
@@ -75,7 +78,7 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
         return {
             "key": run.name,
             "config": config_of(run),
-            "result": {name: value for name, value in result.items() if name != "directory"},
+            "result": result_of(result),
             "failure": failure,
             "environment": read_json(run / "environment.json"),
             "privacy": privacy_spent(run),
@@ -87,6 +90,14 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
         return None
 
 
+def result_of(result: dict[str, Any]) -> dict[str, Any]:
+    """The content of a run's result.json, without its folder and the last values of columns that are left out."""
+    kept = {name: value for name, value in result.items() if name != "directory"}
+    if isinstance(metrics := kept.get("metrics"), dict):
+        kept["metrics"] = {name: value for name, value in metrics.items() if not LEFT_OUT.fullmatch(name)}
+    return kept
+
+
 def clients_of(run: Path, metrics: set[str]) -> dict[str, Any]:
     """What is kept of what clients' own models reach: the digest of the split, and the columns of clients.parquet that
     the metrics are of; {} if they are of none."""
@@ -94,7 +105,12 @@ def clients_of(run: Path, metrics: set[str]) -> dict[str, Any]:
     if table is None:
         return {}
     names: list[str] = table.column_names
-    kept = [name for name in names if any(of.startswith(f"eval/{name.replace('_', '/', 1)}") for of in metrics)]
+    kept = [
+        name
+        for name in names
+        if "_validation_" not in name  # settings are chosen by means over clients
+        and any(of.startswith(f"eval/{name.replace('_', '/', 1)}") for of in metrics)
+    ]
     if not kept:
         return {}
     others = [name for name in names if name in ("client", "population") or name.startswith("rows_")]
@@ -122,7 +138,9 @@ def rows_of(columns: Columns, metrics: set[str]) -> dict[str, list[float | None]
     """Column -> its values in the rows that are kept: those with a metric, and the last one. None: not measured."""
     if not columns or not len(columns["round"]):
         return {}
-    measured = [name for name in columns if name.startswith("eval/") or name in metrics]
+    measured = [
+        name for name in columns if name in metrics or (name.startswith("eval/") and not LEFT_OUT.fullmatch(name))
+    ]
     wanted = np.isfinite(np.array([columns[name] for name in measured])).any(0) if measured else np.zeros(1, bool)
     places = np.union1d(np.flatnonzero(wanted), len(columns["round"]) - 1)
     kept = {name: columns[name][places] for name in (*AS_THEY_ARE, *measured) if name in columns}
