@@ -197,6 +197,8 @@ class Listed(Section):
     """A page that was written by hand."""
     noted: str = ""
     """What was noted at the time of a run without cells, such as how long it took."""
+    again: str = ""
+    """What it would cost to run a study without cells again, and by which arithmetic."""
 
 
 class NotRun(Section):

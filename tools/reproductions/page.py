@@ -170,15 +170,16 @@ def t_interval(values: list[float], form: str = ".2f") -> str:
 
 def without_cells(listed: Studies, some: Mapping[str, Study]) -> str:
     rows = [
-        (one.title, f"[`{one.folder}`]({one.folder}/report.md)", pages(one), f"`{one.command}`", one.noted)
+        (one.title, f"[`{one.folder}`]({one.folder}/report.md)", pages(one), f"`{one.command}`", one.noted, one.again)
         for one in listed.studies
         if one.folder not in some
     ]
     intro = (
         "The cells of these studies were not kept. Their numbers are in reports of the time and on the pages that are "
-        "named; commit, processor, versions and data are not recorded."
+        "named; commit, processor, versions and data are not recorded. They were not run again for want of time."
     )
-    return f"{intro}\n\n{table(('study', 'report', 'page', 'command', 'noted at the time'), rows)}"
+    heads = ("study", "report", "page", "command", "noted at the time", "cost of running it again")
+    return f"{intro}\n\n{table(heads, rows)}"
 
 
 def pages(one: Listed) -> str:
