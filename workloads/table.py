@@ -35,6 +35,9 @@ WORKLOADS = {
     "instruct": Entry(
         _HERE + "data.instruct:Instruct", "your own prompts and answers, or chats, to tune language models on"
     ),
+    "text_classes": Entry(
+        _HERE + "data.text_classes:TextClasses", "your own texts with a class for each, for pretrained models"
+    ),
     "sst2": Entry(_HERE + "data.sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
     "sentiment140": Entry(_HERE + "data.sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
     "yelp": Entry(_HERE + "data.sentiment:Yelp", "Yelp reviews, by business category; from data_root"),

@@ -15,6 +15,7 @@ from torch.func import vmap
 
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.data.instruct import Instruct
 from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.convert import convert
@@ -298,3 +299,39 @@ def test_chats_of_a_base_that_is_trained_here(tmp_path):
     (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=r"messages need a chat template, and tokenizer_config.json in .* has none"):
         Instruct(model, path=str(tmp_path / "chat.jsonl"), messages="messages").check()
+
+
+@pytest.mark.long
+@needs_transformers
+def test_texts_are_classified(tmp_path):
+    """By the head of a decoder, in a run with adapters; the head is trained too."""
+    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 9)
+    pretrain(tmp_path / "base", tmp_path / "text.txt", steps=1)
+    rows = [
+        {"text": f"{word} times {i}", "mark": word, "of": "ab"[i % 2]} for i in range(20) for word in ("best", "worst")
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    workload = {
+        "name": "text_classes",
+        "path": str(tmp_path / "rows.jsonl"),
+        "label": "mark",
+        "labels": ["worst", "best"],
+        "client": "of",
+        "length": 12,
+        "model": {"name": "pretrained", "folder": str(tmp_path / "base")},
+        "adapter": {"name": "lora", "rank": 2, "train": ["score.*"]},
+    }
+    made = experiment(
+        {
+            "workload": workload,
+            "method": {"name": "fedavg", "rule": {"name": "adamw", "lr": 0.03}},
+            "federation": {"clients": 2, "cohort": 2, "rounds": 5, "local": {"steps": 5, "batch": 8}},
+            "engine": {"backend": "local"},
+            "tracking": {"uri": "none"},
+        }
+    )
+    result = run(made)
+    assert result.rows[-1]["eval/accuracy"] == 1
+    assert {"eval/auc", "eval/clients/test_loss"} <= set(result.rows[-1])
+    with pytest.raises(ConfigError, match=r"labels must name all classes of .*, got no best; add it"):
+        run(made.model_copy(update={"workload": {**workload, "labels": ["worst", "other"]}}))

@@ -19,7 +19,7 @@ from fedfleet.workloads.partitions.standard import Iid
 from fedfleet.workloads.table import MODELS, PARTITIONS, WORKLOADS
 from fedfleet.workloads.workload import Model, Partition, Workload
 
-WITH_FILES = ("table", "characters", "causal_lm", "instruct", "pretrained")
+WITH_FILES = ("table", "characters", "causal_lm", "instruct", "text_classes", "pretrained")
 """What needs to be told where its files are."""
 TABLES = [(WORKLOADS, Workload), (MODELS, Model), (PARTITIONS, Partition)]
 

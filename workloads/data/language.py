@@ -88,8 +88,8 @@ def windows_of(documents: Sequence[Coded], length: int, tail: str, end: Coded) -
 
 
 @dataclass(frozen=True)
-class Language(Classification):
-    """Rows of tokens of a file, for language models. A subclass says how records become rows.
+class TextTable(Classification):
+    """Texts of a file as rows of tokens. A subclass says how records become rows, and what is predicted.
 
     `path`: a file .jsonl or .parquet with a record in each row. `length`: the number of tokens that the model reads.
     `tokens`: characters, as the workload `characters` has them; a folder with tokenizer.json; bpe, byte pairs that are
@@ -97,7 +97,7 @@ class Language(Classification):
     characters for others. `client`: the column with the name of each record's client; with it the partition is natural
     unless another one is given. `split_column`: the column that says `test` for records that are kept for testing.
     `test_fraction`: without it, the share of each client's records, the last ones, that is kept. Test rows are the test
-    set, and the held-out rows of their clients. `mean`: of losses, over tokens, or over rows.
+    set, and the held-out rows of their clients.
     """
 
     path: str = field(kw_only=True)
@@ -109,7 +109,6 @@ class Language(Classification):
     client: str | None = None
     split_column: str | None = None
     test_fraction: float = 0.1
-    mean: Literal["tokens", "rows"] = "tokens"
 
     forms: ClassVar[tuple[str, ...]] = FORMS[1:]
 
@@ -138,10 +137,6 @@ class Language(Classification):
     def texts(self, record: Record) -> list[str]:
         """The texts of a record from which byte pairs are learnt."""
 
-    @abstractmethod
-    def rows(self, records: Sequence[Record], tokeniser: Tokeniser) -> Rows:
-        """The rows of the records of one client."""
-
     # --- tokens and network ---------------------------------------------------------------------------------------
     @property
     def folder(self) -> Path | None:
@@ -166,42 +161,12 @@ class Language(Classification):
         return {name: value for name, value in super().__getstate__().items() if name != "tokeniser"}
 
     @property
-    def classes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The number of tokens."""
-        return self.vocabulary if self.tokens == "bpe" else self.tokeniser.size
-
-    @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return (3, self.length) if self.apart else (self.length,)
-
-    @property
-    def objective(self) -> CountedTokens:
-        return CountedTokens(self.classes)
-
-    def build(self) -> nn.Module:
-        return self.model.build(self.shape, self.classes)
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         planes = [batch[name].long() for name in ("input", "document", "position") if name in batch]
         return torch.stack(planes, 1) if self.apart else planes[0]
-
-    # --- means ----------------------------------------------------------------------------------------------------
-    def row_weights(self, batch: Batch) -> Tensor:
-        targets = (batch["label"] != NOT_COUNTED).sum(-1)
-        return targets if self.mean == "tokens" else targets.clamp(max=1)
-
-    whole: ClassVar[tuple[str, ...]] = ("bytes", "targets")  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        targets = (batch["label"] != NOT_COUNTED).sum(-1)
-        return {**super().report(p, batch), "bytes": batch["bytes"], "targets": targets}
-
-    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """`perplexity`; and `bits_per_byte` of the texts, which can be compared between tokenisers."""
-        found = super().summary(means, columns)
-        if self.mean == "tokens" and columns["bytes"].sum():
-            found["bits_per_byte"] = means["loss"] * columns["targets"].sum() / (math.log(2) * columns["bytes"].sum())
-        return found
 
     # --- data -----------------------------------------------------------------------------------------------------
     @property
@@ -254,6 +219,50 @@ class Language(Classification):
                 raise ValueError(f"{self.path} must have {', '.join(wanted)} in each line, got line {number} without "
                                  f"{missing[0]}")  # fmt: skip
             yield record
+
+
+@dataclass(frozen=True)
+class Language(TextTable):
+    """Rows of tokens with the token behind each place, for language models. A subclass says how records become rows.
+
+    `mean`: of losses, over tokens, or over rows.
+    """
+
+    mean: Literal["tokens", "rows"] = "tokens"
+
+    @abstractmethod
+    def rows(self, records: Sequence[Record], tokeniser: Tokeniser) -> Rows:
+        """The rows of the records of one client."""
+
+    @property
+    def classes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The number of tokens."""
+        return self.vocabulary if self.tokens == "bpe" else self.tokeniser.size
+
+    @property
+    def objective(self) -> CountedTokens:
+        return CountedTokens(self.classes)
+
+    def build(self) -> nn.Module:
+        return self.model.build(self.shape, self.classes)
+
+    # --- means ----------------------------------------------------------------------------------------------------
+    def row_weights(self, batch: Batch) -> Tensor:
+        targets = (batch["label"] != NOT_COUNTED).sum(-1)
+        return targets if self.mean == "tokens" else targets.clamp(max=1)
+
+    whole: ClassVar[tuple[str, ...]] = ("bytes", "targets")  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        targets = (batch["label"] != NOT_COUNTED).sum(-1)
+        return {**super().report(p, batch), "bytes": batch["bytes"], "targets": targets}
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        """`perplexity`; and `bits_per_byte` of the texts, which can be compared between tokenisers."""
+        found = super().summary(means, columns)
+        if self.mean == "tokens" and "bytes" in columns and columns["bytes"].sum():
+            found["bits_per_byte"] = means["loss"] * columns["targets"].sum() / (math.log(2) * columns["bytes"].sum())
+        return found
 
     def load(self) -> tuple[Columns, Columns]:
         found: list[tuple[str, Rows, Rows]] = []

@@ -35,14 +35,23 @@ class Coded(NamedTuple):
 
 
 class Tokeniser(ABC):
-    """`size`: the number of tokens. `end`: the number of the one behind a text, which is padding too."""
+    """`size`: the number of tokens. `end`: the number of the one behind a text. `padding`: of the one behind that, in
+    rows of one text."""
 
     size: int
     end: int
 
+    @property
+    def padding(self) -> int:
+        return self.end
+
     @abstractmethod
     def coded(self, texts: Sequence[str]) -> list[Coded]:
         """The texts, each without special tokens and without `end`."""
+
+    def whole(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The tokens of texts as a model for classes of texts reads them, with its special tokens."""
+        return [coded.ids for coded in self.coded(texts)]
 
     @property
     def ended(self) -> Coded:
@@ -81,7 +90,7 @@ class FromFile(Tokeniser):
     """A tokenizer.json, by the package tokenizers. text: the content of the file; end: the text of the token behind
     texts. Raises ValueError for what is none, or has no such token."""
 
-    def __init__(self, text: str, end: str | None, where: object) -> None:
+    def __init__(self, text: str, end: str | None, where: object, padding: str | None = None) -> None:
         try:
             self.inner: Any = tokenizers().Tokenizer.from_str(text)
         except Exception as error:  # the package raises Exception itself
@@ -95,6 +104,11 @@ class FromFile(Tokeniser):
                 "tokenizer_config.json"
             )
         self.size, self.end = self.inner.get_vocab_size(with_added_tokens=True), number
+        self.pad = None if padding is None else self.inner.token_to_id(padding)
+
+    @property
+    def padding(self) -> int:
+        return self.end if self.pad is None else self.pad
 
     def coded(self, texts: Sequence[str]) -> list[Coded]:
         found = self.inner.encode_batch(list(texts), add_special_tokens=False)
@@ -102,6 +116,9 @@ class FromFile(Tokeniser):
             Coded(np.array(each.ids, dtype=np.int32), bytes_of(text, each.offsets))
             for text, each in zip(texts, found, strict=True)
         ]
+
+    def whole(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(each.ids, dtype=np.int32) for each in self.inner.encode_batch(list(texts))]
 
 
 def bytes_of(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -128,14 +145,15 @@ def of_folder(folder: Path) -> Tokeniser:
     path = folder / FILE
     if not path.is_file():
         raise ValueError(f"tokens: there is no {FILE} in {folder}; give a folder that has one, characters or bpe")
-    return FromFile(path.read_text("utf-8"), end_in(folder), path)
+    end = named_in(folder, "eos_token") or named_in(folder, "sep_token")
+    return FromFile(path.read_text("utf-8"), end, path, named_in(folder, "pad_token"))
 
 
-def end_in(folder: Path) -> str | None:
-    """The text of the token behind texts that the files of a tokeniser name."""
+def named_in(folder: Path, key: str) -> str | None:
+    """The text of a special token that the files of a tokeniser name."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         path = folder / name
-        token = json.loads(path.read_text("utf-8")).get("eos_token") if path.is_file() else None
+        token = json.loads(path.read_text("utf-8")).get(key) if path.is_file() else None
         if token is not None:
             return token["content"] if isinstance(token, dict) else token
     return None
