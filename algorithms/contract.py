@@ -152,13 +152,15 @@ class Round(NamedTuple):
 class Adaptation(NamedTuple):
     """What a client does to its model before it is evaluated with it: local steps on its own training rows, of which
     nothing is kept or sent. `rule`: the local step, a Rule; `steps`, or `epochs` where these are None; `batch`: the
-    examples of a batch, None for all rows of the client; `prox`: weight of the pull towards the model before."""
+    examples of a batch, None for all rows of the client; `prox`: weight of the pull towards the model before;
+    `tensors`: the names of those that move, None for all."""
 
     rule: Any
     steps: int | None = None
     epochs: int | None = None
     batch: int | None = None
     prox: float = 0.0
+    tensors: tuple[str, ...] | None = None
 
 
 class LocalNorms(NamedTuple):

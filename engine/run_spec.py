@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..algorithms.aggregation.contract import Aggregator, Stage
 from ..algorithms.attacks.contract import Attack, PoisoningAttack
@@ -273,23 +274,41 @@ class RunSpec:
         own, method = self.client_models.own, self.method()
         if own != "auto":
             return own
-        return self.experiment.federation.unseen is not None or method.own_models or self.adaptation(method) is not None
+        return self.experiment.federation.unseen is not None or method.own_models or bool(self.adaptations(method))
 
     @built_once
     def trains_the_servers_model(self) -> bool:
         """Whether all tensors of the server's model are trained: those that stay with the clients are not."""
         return self.division is None and self.method().shares_model
 
-    def adaptation(self, method: Algorithm) -> Adaptation | None:
-        """What clients do to their models before they are evaluated once more. method: of the round."""
-        adapt = self.client_models.adapt
-        if not isinstance(adapt, Adapt):
-            return method.adaptation if adapt == "auto" else None
-        key = "evaluate.clients.adapt.rule"
-        rule = rule_of(method, key) if adapt.rule == "same" else self.registry.build("RULES", adapt.rule, key)
+    def personal_numbers(self, client: Any) -> int:
+        """How many numbers of its own model a client keeps; 0 where it keeps none. client: a sample of its state."""
+        if self.division is not None:
+            return sum(self.division.personal.sizes)
+        whole = sum(self.initial_model().layout.sizes)
+        kept = self.method().own_models and any(leaf.numel() == whole for leaf in pytree.tree_leaves(client))
+        return whole if kept else 0
+
+    def adaptations(self, method: Algorithm) -> tuple[Adaptation, ...]:
+        """What clients do to their models before they are evaluated once more, each instead of the others. method: of
+        the round."""
+        adapt, key = self.client_models.adapt, "evaluate.clients.adapt"
+        if adapt == "auto":
+            return () if method.adaptation is None else (method.adaptation,)
+        given = self.client_models.adaptations
+        keys = [f"{key}.{place}" for place in range(len(given))] if isinstance(adapt, tuple) else [key]
+        return tuple(self._adaptation(method, *each) for each in zip(given, keys, strict=False))
+
+    def _adaptation(self, method: Algorithm, adapt: Adapt, key: str) -> Adaptation:
+        """What the settings under a key say."""
         same = self.experiment.federation.local.examples
         batch = None if adapt.batch == "all" else same if adapt.batch == "same" else adapt.batch
-        return Adaptation(rule, adapt.steps, adapt.epochs, batch, adapt.prox)
+        rule = f"{key}.rule"
+        built = rule_of(method, rule) if adapt.rule == "same" else self.registry.build("RULES", adapt.rule, rule)
+        tensors = None if adapt.tensors == "all" else self.group(adapt.tensors, f"{key}.tensors")
+        if tensors is not None and {*tensors} <= {*self.workload.buffers}:
+            raise ConfigError(f"{key}.tensors: some parameter must be tuned, got {adapt.tensors}; name one")
+        return Adaptation(built, adapt.steps, adapt.epochs, batch, adapt.prox, tensors)
 
     @property
     def last_round(self) -> int:
@@ -337,16 +356,8 @@ class RunSpec:
         section = self.experiment.personal
         if section is None:
             return KeptApart()
-        with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
-            statistics, named = self.workload.buffers, self.workload.init(self.experiment.seed)
-        names = [*(name for name in named if name not in statistics), *statistics]
-        norm = normalisation_of(self.workload.outline)
-        found = KeptApart(
-            *(
-                chosen(getattr(section, key), f"personal.{key}", names, statistics, norm, self._network_name)
-                for key in ("tensors", "frozen")
-            )
-        )
+        names, statistics = self._names
+        found = KeptApart(*(self.group(getattr(section, key), f"personal.{key}") for key in ("tensors", "frozen")))
         if both := [name for name in found.personal if name in found.frozen]:
             raise ConfigError(
                 f"personal.frozen: no tensor may be personal and frozen, got {both[0]}; take it out of one"
@@ -358,6 +369,20 @@ class RunSpec:
                 "local training"
             )
         return found
+
+    @built_once
+    def _names(self) -> tuple[list[str], tuple[str, ...]]:
+        """The names of the tensors of the model that are trained or named by `personal`, the running statistics last;
+        those of the running statistics."""
+        with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
+            statistics, named = self.workload.buffers, self.workload.init(self.experiment.seed)
+        return [*(name for name in named if name not in statistics), *statistics], statistics
+
+    def group(self, form: Any, key: str) -> tuple[str, ...]:
+        """The names of the tensors that a setting means, in the order of the model. Raises ConfigError for one that
+        means nothing here."""
+        norm = normalisation_of(self.workload.outline)
+        return chosen(form, key, *self._names, norm, self._network_name)
 
     @property
     def _network_name(self) -> str:

@@ -40,12 +40,6 @@ def read_columns(run: Path) -> Columns:
     return {} if table is None else {name: column(table, name) for name in table.column_names}
 
 
-def columns_of(path: Path) -> Columns:
-    """The columns of a Parquet file in a run's folder, {} if there is none. Raises ConfigError if it is damaged."""
-    table = parquet(path)
-    return {} if table is None else {name: column(table, name) for name in table.column_names}
-
-
 def parquet(path: Path) -> Any:
     """A Parquet file in a run's folder as an Arrow table, None without one. Raises ConfigError if it is damaged."""
     try:

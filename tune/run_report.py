@@ -13,7 +13,7 @@ from ..engine.records.lineage import lineage_of
 from ..engine.records.metrics import better, is_in_short
 from ..engine.runs.saved_files import require_kind
 from ..engine.storage.atomic_write import write
-from .by_client import by_client, distribution
+from .by_client import by_client, distribution, populations
 from .page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, numbers, row_of, thinned
 from .page.html import render
 from .run_files import (
@@ -47,7 +47,9 @@ def page_of(folder: Path) -> Page:
     config = read_config(folder)
     columns, result = read_columns(folder), read_json(folder / "result.json")
     problem = "" if result else failure(folder)
-    sections = [metrics(columns), *charts(columns), distribution(by_client(folder)), costs(columns), settings(config)]
+    clients = by_client(folder)
+    own = [populations(clients), distribution(clients)]
+    sections = [metrics(columns), *charts(columns), *own, costs(columns), settings(config)]
     present = [section for section in sections if section.has_content]
     if spent := privacy_spent(folder):
         present.append(PageSection("Privacy", f"{spent}."))

@@ -7,6 +7,8 @@ import math
 import re
 from typing import Any
 
+from ..engine.records.metrics import OWN
+
 ROWS = ("test", "validation", "training")
 """The rows that a metric may be of, where its name says it."""
 BYTES = "bytes"
@@ -30,7 +32,8 @@ def in_words(metric: str) -> str:
     kind, _, rest = name.partition("_")
     if kind in ROWS and rest:
         prefix, name = f"{kind} ", rest
-    whose = {"eval/own": "own ", "eval/adapted": "adapted "}.get(where, "")
+    of = re.fullmatch(rf"eval/(unseen/)?(server|{OWN})", where)
+    whose = f"{'unseen ' if of[1] else ''}{of[2]} " if of else ""
     return whose + prefix + (name.upper() if name == "auc" else name.replace("_", " "))
 
 

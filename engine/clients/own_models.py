@@ -25,15 +25,14 @@ from ..kernels.contract import LossInOneCall
 from ..kernels.vectorised import vectorised
 from ..method_form.personal import Division, Personal
 from .batches import BlockForm, ClientBatches, TaskBatches
-from .evaluation import WORST, reports
+from .evaluation import reports
 from .local_training import LocalTrainer
 
 Kind = Literal["test", "validation", "training"]
+WHO_HAS = "/id"
+"""Behind the name of a metric that clients may lack: the clients that have it."""
 ROWS_OF_A_TASK = 16
 """A task has clients whose rows are at most so many batches of an evaluation, or one client."""
-QUANTILES = (5, 10, 25, 50, 75, 90, 95)
-MODELS = ("own", "adapted")
-"""The models whose numbers the record has; those of the server's are there already, but for unseen clients."""
 
 
 class OwnModels(NamedTuple):
@@ -54,6 +53,11 @@ class OwnModels(NamedTuple):
     @property
     def description(self) -> str:
         return f"evaluation of the own models of clients {', '.join(map(str, self.clients))}"
+
+
+def adapted(number: int) -> str:
+    """The name of the model after an adaptation, which have the numbers 1, 2, …"""
+    return "adapted" if number == 1 else f"adapted@{number}"
 
 
 def rows_of(client_index: ClientIndex, kind: Kind) -> ClientIndex:
@@ -145,7 +149,8 @@ def report_of_outputs(
 
 
 class ClientReports:
-    """The workload's report of clients' models on their own rows, as means over the rows of each client.
+    """The workload's report of clients' models on their own rows, as means over the rows of each client, and its
+    summary of them: a client whose rows are all of one class has no AUC.
 
     Models of several clients run at once where a block has several clients: their rows are padded to equal numbers, and
     padding is left out of the means. A report for which that is impossible runs for one client after another, and so
@@ -161,11 +166,12 @@ class ClientReports:
         self.workload, self.frozen, self.size, self.block, self.beat = workload, frozen, size, block, beat
         self.chain, self.of_outputs = chain, report_of_outputs(workload, chain)
         self.at_once = self.of_outputs is None  # False once the report has failed under vmap
+        self.averaged: set[str] = set()  # the metrics that every client with rows has, since they are means
 
     def of_one_model(self, model: Tree, rows: ClientRows, by_chain: bool = False) -> dict[str, np.ndarray]:
         """The means (c,) of each column of the report, of one model for all clients. by_chain: whether the run's
         kernels may compute the network in one call, as those of own models."""
-        return {name: rows.means(values) for name, values in self._values(model, rows.columns, by_chain).items()}
+        return self._metrics(self._values(model, rows.columns, by_chain), rows)
 
     def of_own_models(self, models: Sequence[Tree], rows: ClientRows) -> dict[str, np.ndarray]:
         """The means (c,) of each column of the report, of a model for each client."""
@@ -175,7 +181,22 @@ class ClientReports:
             for values in self._of_block(models[some], rows, some):
                 for name, column in values.items():
                     parts.setdefault(name, []).append(column)
-        return {name: rows.means(np.concatenate(columns)) for name, columns in parts.items()}
+        return self._metrics({name: np.concatenate(columns) for name, columns in parts.items()}, rows)
+
+    def _metrics(self, values: Mapping[str, np.ndarray], rows: ClientRows) -> dict[str, np.ndarray]:
+        """The metrics (c,) of clients from the columns (n,) of the report on their rows: the means, and the metrics of
+        the workload's summary, NaN for clients that lack one."""
+        whole, count = self.workload.whole, len(rows.ends) - 1
+        means = {name: rows.means(column) for name, column in values.items() if name not in whole}
+        self.averaged.update(means)
+        found = dict(means)
+        for client in np.flatnonzero(np.diff(rows.ends)).tolist():
+            some = slice(rows.ends[client], rows.ends[client + 1])
+            own = {name: float(column[client]) for name, column in means.items()}
+            more = self.workload.summary(own, {name: values[name][some] for name in whole if name in values})
+            for name, value in more.items():
+                found.setdefault(name, np.full(count, np.nan))[client] = value
+        return found
 
     def _of_block(self, models: Sequence[Tree], rows: ClientRows, some: slice) -> list[dict[str, np.ndarray]]:
         """For each of some clients that has rows, the columns of the report on them. some: positions of the clients."""
@@ -231,12 +252,10 @@ class ClientReports:
         return {name: np.concatenate(each) for name, each in parts.items()}
 
     def _report(self, model: Tree, batch: Mapping[str, Tensor], by_chain: bool = False) -> dict[str, Tensor]:
-        """The columns of the report that are means."""
         if by_chain and self.chain is not None and self.of_outputs is not None:
-            found = self.of_outputs(self.chain.outputs(model.flat, batch), batch)
-        else:
-            (found,) = reports(self.workload, [{**self.frozen, **dict(model.items())}], batch)
-        return {name: column for name, column in found.items() if name not in self.workload.whole}
+            return self.of_outputs(self.chain.outputs(model.flat, batch), batch)
+        (found,) = reports(self.workload, [{**self.frozen, **dict(model.items())}], batch)
+        return found
 
 
 class Tuner:
@@ -245,11 +264,16 @@ class Tuner:
     def __init__(self, adaptation: Adaptation, x: Tree, freed: Params, buffers: Sequence[str], **trainer: Any) -> None:
         """x: a model, for its form. freed: tensors that training does not move, and the adaptation does. buffers: the
         running statistics among all of them. trainer: further arguments of LocalTrainer."""
-        self.adaptation, self.freed, self.buffers = adaptation, freed, buffers
-        x = self.whole(x)
+        self.adaptation, self.freed = adaptation, freed
+        self.buffers = [name for name in buffers if name in freed or name in x.layout.names]
+        layout = (x := self.whole(x)).layout
+        moves = {*layout.names} if adaptation.tensors is None else {*adaptation.tensors}
         method: Algorithm = OwnModel(adaptation.rule, prox=adaptation.prox)
-        if buffers:
-            method = Personal(method, Division(x.layout, tuple(buffers), len(buffers)), adaptation.rule)
+        if moving := tuple(name for name in self.buffers if name in moves):
+            method = Personal(method, Division(layout.pick(moves), moving, len(moving)), adaptation.rule)
+        if stays := tuple(name for name in layout.names if name not in moves):
+            division = Division(layout, stays, len(self.buffers) - len(moving))
+            method = Personal(method, division, adaptation.rule, trains=False)
         self.method = method
         self.trainer = LocalTrainer(method, x=x, **trainer)
 
@@ -288,51 +312,3 @@ class Tuner:
             flats = vectorised(lambda state, x=x, public=public: method.client_model(x, public, state).flat)(kept)
             found += [Tree(flat, layout) for flat in flats.unbind()]
         return found
-
-
-# --- in the driver ----------------------------------------------------------------------------------------------------
-def own_columns(
-    workload: Workload, clients: Mapping[str, np.ndarray], client_index: ClientIndex, kinds: Sequence[Kind], seen: int
-) -> dict[str, float]:
-    """The columns of a round's record. clients: `id`, and the arrays (c,) of a phase of OwnModels, one for each model,
-    kind of rows and metric. client_index: of all clients. seen: the number of those that are trained with, the first
-    ones."""
-    record: dict[str, float] = {}
-    names = {name.partition("/")[2] for name in clients if "/" in name}
-    members = {"": clients["id"] < seen, "unseen/": clients["id"] >= seen}
-    for kind in kinds:
-        counts = rows_of(client_index, kind).sizes_of(clients["id"])
-        for name in sorted(name for name in names if name.startswith(f"{kind}_")):
-            lower = name.removeprefix(f"{kind}_") in workload.lower
-            models = {model: clients[key] for model in ("server", *MODELS) if (key := f"{model}/{name}") in clients}
-            for population, own in members.items():
-                some = own & (counts > 0)
-                shown = models if population else {model: models[model] for model in MODELS if model in models}
-                for model, values in shown.items() if some.any() else ():
-                    server = models["server"][some] if "server" in models and model != "server" else None
-                    columns = distribution(values[some], counts[some], lower, server)
-                    record |= {f"eval/{population}{model}/{name}{suffix}": v for suffix, v in columns.items()}
-    gaps = {}
-    for name, value in record.items():
-        whose = name.removeprefix("eval/unseen/")
-        if whose != name and name.endswith("_weighted") and (mean := record.get(f"eval/{whose}")) is not None:
-            gaps[f"eval/{whose.removesuffix('_weighted')}_gap"] = mean - value
-    return record | gaps
-
-
-def distribution(values: np.ndarray, counts: np.ndarray, lower: bool, server: np.ndarray | None) -> dict[str, float]:
-    """How a metric (c,) is distributed over clients with `counts` (c,) rows. lower: whether lower values are better.
-    server: (c,) the same of the server's model on the same rows, None without one."""
-    worst_first = np.sort(values)[:: -1 if lower else 1]
-    found = {
-        "": values.mean(),
-        "_weighted": (values * counts).sum() / counts.sum(),
-        "_std": values.std(),
-        "_worst": worst_first[: -(-len(values) // WORST)].mean(),
-        "_decile": worst_first[len(values) // WORST],
-    }
-    found |= {f"_q{q:02}": np.quantile(values, q / 100) for q in QUANTILES}
-    if server is not None:
-        better, worse = (values < server, values > server) if lower else (values > server, values < server)
-        found |= {"_better": better.mean(), "_equal": (values == server).mean(), "_worse": worse.mean()}
-    return {suffix: float(value) for suffix, value in found.items()}

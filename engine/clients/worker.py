@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm, Message
+from ...algorithms.contract import Adaptation, Algorithm, Message
 from ...algorithms.tree import Tree
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex
@@ -51,7 +51,7 @@ from .evaluation import (
 )
 from .local_training import LocalResult, LocalTrainer, OwnViews
 from .modules import evaluating
-from .own_models import ClientReports, ClientRows, OwnModels, Tuner, rows_of
+from .own_models import WHO_HAS, ClientReports, ClientRows, OwnModels, Tuner, adapted, rows_of
 
 LARGEST_SEED = 2**63 - 1
 WriteStates = Callable[[RowFiles | ResidentRows], np.ndarray]
@@ -145,7 +145,7 @@ class Worker:
         block = run_spec.block(self.x.flat.numel()) if self.vectorise else 1
         workload, chain = run_spec.workload, self.kernels.chain(run_spec.workload, self.x.layout)
         self.reports = ClientReports(workload, self.frozen, run_spec.experiment.evaluate.batch, block, beat, chain)
-        self.tuners: dict[int, Tuner | None] = {}  # by the round that they were made for
+        self.tuners: dict[int, list[Tuner]] = {}  # by the round that they were made for
         self.recorder = self.kernels.recorder()
         self.public: dict[int, PublicState] = {}  # by the place in the broadcast
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
@@ -553,20 +553,27 @@ class Worker:
         numbers, index = zip(task.clients.tolist(), task.read.tolist(), strict=True), self._everyone_at(task.round)
         served = [self._own_model(algorithm, x, public, number, row, index) for number, row in numbers]
         models["own"], facts = [model for model, _ in served], [told for _, told in served]
-        gradients = 0.0
-        if (tuner := self._tuner_for(task.round, algorithm)) is not None:
+        gradients, block = 0.0, self.run_spec.block(x.flat.numel()) if self.vectorise else 1
+        for number, tuner in enumerate(self._tuners_for(task.round, algorithm), 1):
             batches = self._tuning_batches(tuner, task)
-            block = self.run_spec.block(x.flat.numel()) if self.vectorise else 1
-            models["adapted"] = tuner.tuned(models["own"], batches, block, self.beat)
-            gradients = float(batches.drawn.steps.sum())
+            models[adapted(number)] = tuner.tuned(models["own"], batches, block, self.beat)
+            gradients += float(batches.drawn.steps.sum())
         columns = {name: np.array([told[name].item() for told in facts]) for name in facts[0]}
         with self.kernels.around_losses(), evaluating():
             for kind in task.kinds:
                 own, workload = rows_of(index, kind), self.run_spec.workload
                 rows = ClientRows.of(self.data.train, own, task.clients, self.device, workload)
                 for name, found in self._reports_of(models, rows).items():
-                    columns |= {f"{name}/{kind}_{metric}": values for metric, values in found.items()}
+                    for metric, values in found.items():
+                        columns |= self._of_clients(f"{name}/{kind}_{metric}", metric, values, task.clients)
         return TaskResult(task.index, [], {"gradients": gradients}, {"id": task.clients, **columns})
+
+    def _of_clients(self, key: str, metric: str, values: np.ndarray, clients: np.ndarray) -> dict[str, np.ndarray]:
+        """A metric (c,) of clients; of one that they may lack, the values that there are, and whose they are."""
+        if metric in self.reports.averaged:
+            return {key: values}
+        there = ~np.isnan(values)
+        return {key: values[there], f"{key}{WHO_HAS}": clients[there]}
 
     def _reports_of(self, models: dict[str, list[Tree]], rows: ClientRows) -> dict[str, dict[str, np.ndarray]]:
         """The reports on clients' rows: model -> metric -> (c,). models: those of `_evaluate_own`."""
@@ -578,7 +585,7 @@ class Worker:
             own = found["server"] if same.all() else self.reports.of_own_models(models["own"], rows)
             # Rounding differs between batches of other sizes, and equal models have equal numbers.
             found["own"] = {metric: np.where(same, found["server"][metric], values) for metric, values in own.items()}
-        for name in models.keys() - found.keys():
+        for name in [name for name in models if name not in found]:
             found[name] = self.reports.of_own_models(models[name], rows)
         return found
 
@@ -592,21 +599,24 @@ class Worker:
             public, _ = self._seen(algorithm, public, client, number, index)
         return algorithm.client_model(x, public, client), algorithm.client_facts(public, client)
 
-    def _tuner_for(self, round: int, algorithm: Algorithm) -> Tuner | None:
-        """What tunes clients' models with the method's settings of a round."""
+    def _tuners_for(self, round: int, algorithm: Algorithm) -> list[Tuner]:
+        """What tunes clients' models with the method's settings of a round, for each adaptation."""
         version = round if self.run_spec.method_has_schedule else 1
         if version not in self.tuners:
-            adaptation = self.run_spec.adaptation(algorithm)
-            made = None
-            if adaptation is not None:
-                workload, precision = self.run_spec.workload, self.run_spec.precision
-                freed = {name: self.frozen[name] for name in self.run_spec.kept_apart.frozen}
-                stays = {name: tensor for name, tensor in self.frozen.items() if name not in freed}
-                at_once = self.run_spec.experiment.federation.local.at_once
-                given = {"kernels": self.kernels, "precision": precision, "frozen": stays, "at_once": at_once}
-                made = Tuner(adaptation, self.x, freed, workload.buffers, workload=workload, **given)
-            self.tuners = {version: made}
+            self.tuners = {version: [self._tuner(each) for each in self.run_spec.adaptations(algorithm)]}
         return self.tuners[version]
+
+    def _tuner(self, adaptation: Adaptation) -> Tuner:
+        workload, wanted = self.run_spec.workload, adaptation.tensors
+        frozen = [name for name in self.run_spec.kept_apart.frozen if wanted is None or name in wanted]
+        freed = {name: self.frozen[name] for name in frozen}
+        given = {
+            "kernels": self.kernels,
+            "precision": self.run_spec.precision,
+            "frozen": {name: tensor for name, tensor in self.frozen.items() if name not in freed},
+            "at_once": self.run_spec.experiment.federation.local.at_once,
+        }
+        return Tuner(adaptation, self.x, freed, workload.buffers, workload=workload, **given)
 
     def _tuning_batches(self, tuner: Tuner, task: OwnModels) -> TaskBatches:
         """The batches on which clients tune their models, drawn alike in all rounds, and otherwise than in training."""

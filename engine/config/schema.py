@@ -641,6 +641,23 @@ class BestModel(Section):
     """Whether larger (`max`) or smaller (`min`) values are better; `auto` (default) as in `evaluate.stop`."""
 
 
+FORMS = ("head", "body", "norm", "norm_parameters", "statistics", "all")
+"""Texts that name tensors of a model, see `Personal`."""
+
+
+def group_of_tensors(value: Any) -> Any:
+    """The value of a setting that names tensors. Raises ValueError for what is none of its forms."""
+    if isinstance(value, str) and value in FORMS:
+        return value
+    if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("first", "last"):
+        count = next(iter(value.values()))
+        if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
+            return value
+    if isinstance(value, list | tuple) and all(isinstance(pattern, str) for pattern in value):
+        return list(value)
+    raise ValueError(f"must be {', '.join(FORMS[:-1])}, {{first: n}}, {{last: n}} or a list of patterns")
+
+
 class Adapt(Section):
     """How a client tunes its model on its own training rows before it is evaluated. Either `steps` or `epochs` may be
     given; without both, `epochs` is 1."""
@@ -654,6 +671,9 @@ class Adapt(Section):
     rule: Any = "same"
     """The local optimiser, by its name in the table RULES or a name with arguments; `same` (default) is the method's.
     """
+    tensors: str | dict[str, int] | list[str] = "all"
+    """The group of tensors that is tuned, in the forms of `personal.tensors`; `all` (default) are those that are
+    trained, and those that `personal.frozen` names. Running statistics outside the group stay, too."""
     prox: float = Field(default=0.0, ge=0)
     """The weight of a pull towards the model that the client begins with, 0 or more."""
 
@@ -668,6 +688,11 @@ class Adapt(Section):
             return {**values, "epochs": 1}
         return values
 
+    @field_validator("tensors", mode="before")
+    @classmethod
+    def _form(cls, value: Any) -> Any:
+        return group_of_tensors(value)
+
     @field_validator("rule")
     @classmethod
     def _named(cls, value: Any) -> Any:
@@ -675,12 +700,15 @@ class Adapt(Section):
 
 
 def kind_of_adapt(value: Any) -> str:
-    """Which of the two forms `evaluate.clients.adapt` has."""
-    return "Adapt" if isinstance(value, dict | Adapt) else "word"
+    """Which of its forms `evaluate.clients.adapt` has."""
+    return "list" if isinstance(value, list | tuple) else "Adapt" if isinstance(value, dict | Adapt) else "word"
 
 
 AdaptKinds = Annotated[
-    Annotated[Literal["auto", "none"], Tag("word")] | Annotated[Adapt, Tag("Adapt")], Discriminator(kind_of_adapt)
+    Annotated[Literal["auto", "none"], Tag("word")]
+    | Annotated[Adapt, Tag("Adapt")]
+    | Annotated[tuple[Adapt, ...], Field(min_length=1), Tag("list")],
+    Discriminator(kind_of_adapt),
 ]
 
 
@@ -692,17 +720,26 @@ class ClientModels(Section):
     clients are unseen; `true`: also where every client has the server's model, for comparison."""
     adapt: AdaptKinds = "auto"
     """What clients do before they are evaluated once more, as in {epochs: 5}, see `Adapt`; `auto` (default) is what the
-    method says, `none` is nothing."""
+    method says, `none` is nothing. Of a list, each is evaluated, and, with rows for validation, for each client the one
+    that is best on these."""
     sample: float = Field(default=0.0, ge=0, le=LARGEST_COUNT)
     """How many clients are evaluated before the last round, the same in all rounds: a number of 1 or more, a fraction
     below 1, or 0 for all (default)."""
+    table: Literal["none", "last", "every"] = "last"
+    """Whether the folder of the run has a table with a row for each client, clients.parquet: of the `last` evaluation
+    (default); of `every` one, under names such as clients-000005.parquet for round 5; or of `none`."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
             *("adapt", "own", "needs clients' models to be evaluated", "leave one of them out"),
-            lambda c: isinstance(c.adapt, Adapt) and c.own is False,
+            lambda c: c.adaptations and c.own is False,
         ),
     )
+
+    @property
+    def adaptations(self) -> tuple[Adapt, ...]:
+        """Those that are given."""
+        return (self.adapt,) if isinstance(self.adapt, Adapt) else self.adapt if isinstance(self.adapt, tuple) else ()
 
 
 class Evaluate(Section):
@@ -880,10 +917,6 @@ class Privacy(Section):
     )
 
 
-FORMS = ("head", "body", "norm", "norm_parameters", "statistics", "all")
-"""Texts that name tensors of a model, see `Personal`."""
-
-
 class Personal(Section):
     """Tensors of the model that stay with each client, or are not trained at all, for any method.
 
@@ -928,15 +961,7 @@ class Personal(Section):
     @field_validator("tensors", "frozen", mode="before")
     @classmethod
     def _form(cls, value: Any) -> Any:
-        if isinstance(value, str) and value in FORMS:
-            return value
-        if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("first", "last"):
-            count = next(iter(value.values()))
-            if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
-                return value
-        if isinstance(value, list | tuple) and all(isinstance(pattern, str) for pattern in value):
-            return list(value)
-        raise ValueError(f"must be {', '.join(FORMS[:-1])}, {{first: n}}, {{last: n}} or a list of patterns")
+        return group_of_tensors(value)
 
     @field_validator("split", mode="before")
     @classmethod
@@ -1223,10 +1248,26 @@ class Experiment(Section):
         for section, key in (("evaluate", "stop"), ("checkpoint", "best")):
             if data[section][key] is None:  # so that configurations without them have the digests that they had
                 del data[section][key]
+        without_later(data["evaluate"])
         for key in PARTS:
             value = getattr(self, key)
             data[key] = value if value is None or isinstance(value, str | dict) else repr(value)
         return data
+
+
+def without_later(evaluate: dict[str, Any]) -> None:
+    """Take later keys of the section `evaluate` that have their defaults out of its data, so that configurations
+    without them have the digests that they had."""
+    clients = evaluate["clients"] or {}
+    adapt = clients.get("adapt", ())
+    adaptations = [each for each in (adapt if isinstance(adapt, list | tuple) else [adapt]) if isinstance(each, dict)]
+    for data, defaults in (
+        (clients, {"table": "last"}),
+        *((each, {"tensors": "all"}) for each in adaptations),
+    ):
+        for key, default in defaults.items():
+            if key in data and data[key] == default:
+                del data[key]
 
 
 def _texts(data: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """What clients' own models reach, in the folder of a run: DIR/clients.parquet, one row per client that the last
-evaluation has looked at, sorted by client. `pandas.read_parquet` reads it.
+evaluation has looked at, sorted by client. `pandas.read_parquet` reads it. With evaluate.clients.table=every, the table
+of the evaluation after round 5 stays in clients-000005.parquet; with none there is no table.
 
 client                              the client's number
 population                          with federation.unseen: `seen`, or `unseen` for clients that are never trained with
@@ -10,7 +11,10 @@ alpha                               of APFL, the share of the client's own model
 server_test_…                       the metric of the server's model on these rows of the client, empty without any;
                                     left out where the server's model is not trained as a whole
 own_test_…                          the same of the client's own model
-adapted_test_…                      the same after the adaptation of `evaluate.clients.adapt`, if there is one
+adapted_test_…                      the same after the adaptation of `evaluate.clients.adapt`, if there is one; of a
+                                    list also adapted@2_test_…, and so on
+chosen, chosen_test_…               with a list and rows for validation: the number of the adaptation that is best on
+                                    these rows, 0 for none; the metric after it
 """
 
 from __future__ import annotations
@@ -26,27 +30,32 @@ from ..storage.atomic_write import cleared, temporary_path
 FILE = "clients.parquet"
 
 
+def name_of(round: int) -> str:
+    """The file of the evaluation after a round, where each has one."""
+    return f"clients-{round:06d}.parquet"
+
+
 def write_client_models(
-    directory: str, clients: Mapping[str, np.ndarray], visits: np.ndarray, sizes: Mapping[str, np.ndarray]
+    path: Path,
+    clients: np.ndarray,
+    metrics: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    visits: np.ndarray,
+    sizes: Mapping[str, np.ndarray],
 ) -> None:
-    """Replace the file. clients: `id`, columns such as own/test_accuracy, (c,) each, NaN for clients without such rows,
-    and what methods tell of clients, under names without /. visits: (N,), of the clients that are trained with. sizes:
-    the rows of each kind, of these N clients and of the others, whose numbers are behind theirs."""
+    """Replace the file. clients: (c,) their numbers. metrics: name of a column -> (its values, whether each is there),
+    (c,) both, metrics and what methods tell of clients. visits: (N,), of the clients that are trained with. sizes: the rows of each kind, of these N clients and
+    of the others, whose numbers are behind theirs."""
     from pyarrow import Table, parquet
 
     from .parquet import nullable
 
-    ids, path, seen = clients["id"], Path(directory) / FILE, len(visits)
-    everyone = len(sizes["training"])
-    columns: dict[str, Any] = {"client": ids}
+    seen, everyone = len(visits), len(sizes["training"])
+    columns: dict[str, Any] = {"client": clients}
     if everyone > seen:
-        columns["population"] = np.where(ids < seen, "seen", "unseen")
-    columns["visits"] = np.concatenate([visits, np.zeros(everyone - seen, dtype=visits.dtype)])[ids]
-    columns |= {f"rows_{kind}": rows[ids] for kind, rows in sizes.items()}
-    columns |= {name: clients[name] for name in sorted(clients) if "/" not in name and name != "id"}
-    for name in sorted(name for name in clients if "/" in name):
-        kind = name.partition("/")[2].partition("_")[0]
-        columns[name.replace("/", "_")] = nullable(clients[name], sizes[kind][ids] > 0)
+        columns["population"] = np.where(clients < seen, "seen", "unseen")
+    columns["visits"] = np.concatenate([visits, np.zeros(everyone - seen, dtype=visits.dtype)])[clients]
+    columns |= {f"rows_{kind}": rows[clients] for kind, rows in sizes.items()}
+    columns |= {name: nullable(*metrics[name]) for name in sorted(metrics)}
     temporary = cleared(temporary_path(path))
     parquet.write_table(Table.from_pydict(columns), temporary)
     temporary.replace(path)

@@ -12,16 +12,20 @@ if TYPE_CHECKING:
 
 EVALUATION = "eval/"
 """The beginning of the columns of an evaluation."""
+OWN = r"(own|adapted(@\d+)?|chosen)"
+"""Matches the models of clients, beside `server`, whose numbers over the clients are under eval/."""
+DETAIL = r"_(weighted|std|worst|decile|q\d\d|better|equal|worse|missing)"
+"""Matches what is behind a metric of clients' own models, besides its mean."""
 
 
 def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
     """Whether larger or smaller values of a column are better, also of one over clients, such as
     eval/clients/loss_worst. lower: as the workload has it."""
-    if metric.endswith(("_better", "_worse", "_std")):  # shares of clients, and the deviation over them
+    if metric.endswith(("_better", "_worse", "_std", "_missing")):  # shares and counts of clients, and the deviation
         return "max" if metric.endswith("_better") else "min"
     if metric.endswith("_gap"):  # that of seen clients minus that of unseen ones
         return "min" if better(metric.removesuffix("_gap"), lower) == "max" else "max"
-    name = re.sub(r"^eval/(unseen/)?(clients|server|own|adapted)/", "eval/", metric)
+    name = re.sub(rf"^eval/(unseen/)?(clients|server|{OWN})/", "eval/", metric)
     name = re.sub(r"_(worst|weighted|decile|q\d\d)$", "", name)
     name = re.sub(r"^eval/(test|validation|training)_", "eval/", name)
     return "min" if name.endswith("loss") or name in {f"eval/{each}" for each in lower} else "max"
@@ -31,9 +35,10 @@ def is_in_short(metric: str) -> bool:
     """Whether a metric is among those that one line has room for: not one of the many that say how the metrics of
     clients' own models are distributed, besides the mean and that of the worst."""
     if metric.startswith("eval/unseen/"):
-        return not re.search(r"^eval/unseen/server/|_(worst|weighted|std|decile|q\d\d|better|equal|worse)$", metric)
-    detail = re.search(r"_(weighted|std|decile|q\d\d|better|equal|worse|gap)$", metric)
-    return not (metric.startswith(("eval/own/", "eval/adapted/")) and detail)
+        return not re.search(rf"^eval/unseen/(server/|adapted@)|{DETAIL}$", metric)
+    if metric.startswith("eval/adapted@"):
+        return False  # what is chosen among the adaptations is there
+    return metric.endswith("_worst") or not re.search(rf"^eval/{OWN}/.*({DETAIL}|_gap)$", metric)
 
 
 class Metric(NamedTuple):

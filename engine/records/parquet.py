@@ -16,13 +16,20 @@ eval/own/…_worst, …_decile          the mean over the worst tenth; the best 
 eval/own/…_q05, …_q10               quantiles over the clients, also …_q25, …_q50, …_q75, …_q90, …_q95
 eval/own/…_better                   the share of the clients whose own model is better than the server's, also …_equal,
                                     …_worse; where the server's model is trained as a whole
+eval/own/…_missing                  the clients that are left out, since they lack a metric of all of their rows, such
+                                    as an AUC where all are of one class
 eval/own/never                      the clients among them that have never taken part
 eval/own/…_gap                      with federation.unseen: the participation gap, the weighted mean over the clients
                                     that are trained with minus that over the unseen ones
-eval/adapted/…                      the same of their models after the adaptation of evaluate.clients.adapt
+eval/adapted/…                      the same of their models after the adaptation of evaluate.clients.adapt; of a list
+                                    also eval/adapted@2/…, and so on
+eval/chosen/…                       with a list and rows for validation: the same of the model that is best on these
+                                    rows of its client
 eval/unseen/…                       with federation.unseen: the same over the unseen clients, own/…, adapted/…, and
                                     server/… of the server's model where it is trained as a whole
 eval/gradients                      the gradients of this adaptation, which client/gradients does not count
+personal/parameters, stored         where clients keep models: how many numbers of its own model each keeps; the bytes
+                                    of those of all clients that have taken part
 client/personal_norm2               with personal tensors: the mean of the squared norm of their change in a visit
 client/count, dropped               clients that took part; clients left out (failures, federation.without, Byzantine
                                     clients that send nothing)
@@ -77,6 +84,7 @@ time/state, data, reduce, compute   the workers' seconds in parts: reading, writ
 time/wait                           the seconds of all workers without a task while the driver waited for local work
 time/sum                            the seconds in which the driver added up the sums of tasks, a part of time/train
 time/server, evaluate               seconds of the server's step; of the evaluation, in rounds with an evaluation
+time/clients                        seconds of the evaluation of clients' own models, a part of time/evaluate
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from ..aggregation.passes import PassTask
 from ..aggregation.rule import Aggregated, StageState
 from ..aggregation.stage import StageRunner
 from ..clients.evaluation import evaluations, loss_probes
-from ..clients.own_models import evaluated_clients, kinds_of, own_columns, own_models_tasks, rows_of
+from ..clients.own_columns import OfClients, own_columns
+from ..clients.own_models import evaluated_clients, kinds_of, own_models_tasks, rows_of
 from ..clients.worker import keep_freed_memory
 from ..cohorts.tasks import ClientTask, TrainingTask
 from ..errors import BlockTooLarge, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
@@ -36,7 +37,8 @@ from ..method_form.state_spec import StateSpec, traffic_columns
 from ..planning.execution_plan import write_plan
 from ..records.best_model import FILE as BEST
 from ..records.best_model import Best
-from ..records.client_models import write_client_models
+from ..records.client_models import FILE as CLIENT_MODELS
+from ..records.client_models import name_of, write_client_models
 from ..records.history import UNTRAINED, Event, History, Record
 from ..records.lineage import lineage_of
 from ..records.metrics import EVALUATION, Metric, why_stop
@@ -102,7 +104,7 @@ class Driver:
         self.stopped = ""  # why the run has ended before its last round
         self.stage = StageRunner(run_spec.stage_plan, self._run_pass, str(message_folder(run_spec.state_folder)))
         self._begin()
-        self.client_models: Mapping[str, np.ndarray] | None = None  # what an evaluation has found, not yet written
+        self.client_models: OfClients | None = None  # what an evaluation has found, not yet written
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         if run_spec.frozen:
             self.log(f"frozen, neither trained nor sent: {run_spec.frozen_text}")
@@ -317,13 +319,14 @@ class Driver:
         counted = self._evaluates(number, plan_state)
         if counted or number == self.last_round:
             record.update((yield from self._evaluate(model)))
-            record.update((yield from self._evaluate_own_models(model, server, update, totals)))
+            rows = self.training.row_after(update, totals)
+            record.update((yield from self._evaluate_own_models(model, server, number, rows)))
             record["time/evaluate"] = self.clock() - updated
         record["time/seconds"] = self.clock() - started
         for column, value in warm_start.items():
             record[column] += value
         self._commit(server, aggregated.state, plan_state, update, totals, record)
-        self.evaluated, self.counted = counted or number == self.last_round, counted
+        self.evaluated, self.counted = number == self.last_round or (counted and not self.of_a_sample), counted
         self._keep_best(counted)
         self._write_client_models()
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
@@ -420,14 +423,17 @@ class Driver:
 
     @torch.no_grad()
     def _evaluate_end(self) -> Phases[Record]:
-        """Evaluate the model after the last round, and return the round's record with it. It is for a run that ends
-        after a round which would not have been evaluated otherwise."""
+        """Evaluate the models after the last round, and return the round's record with it. It is for a run that ends
+        after a round which would not have been evaluated otherwise, or not with all clients' own models."""
         began, record = self.clock(), self.records[-1]
-        record.update((yield from self._evaluate(self.model())))
-        record["time/evaluate"] = self.clock() - began
-        record["time/seconds"] += record["time/evaluate"]
+        self.evaluated, self.counted = True, any(name.startswith(EVALUATION) for name in record)
+        model, rows = self.model(), self.table.row
+        record.update((yield from self._evaluate(model)))
+        record.update((yield from self._evaluate_own_models(model, self.server, self.round, rows, ends=True)))
+        seconds = self.clock() - began
+        record["time/evaluate"] = record.get("time/evaluate", 0.0) + seconds
+        record["time/seconds"] += seconds
         self.records.replace(record)
-        self.evaluated, self.counted = True, False
         self._write_client_models()
         return record
 
@@ -495,32 +501,63 @@ class Driver:
         best = self._best_with_last() if self.records else None
         return Outcome(self.tensors(), self.stopped, best and self._with_frozen(best))
 
-    def _evaluate_own_models(self, x: Tree, server: Server, update: Update, totals: RoundTotals) -> Phases[Record]:
-        """The columns of an evaluation of clients' own models, beside the model x that the server has after an update.
-        What is known of each client is kept for `_write_client_models`."""
+    @property
+    def of_a_sample(self) -> bool:
+        """Whether evaluations before the last one are of some clients' own models alone."""
+        return self.run_spec.evaluates_own_models and self.run_spec.client_models.sample > 0
+
+    def _evaluate_own_models(
+        self, x: Tree, server: Server, number: int, rows: np.ndarray, ends: bool = False
+    ) -> Phases[Record]:
+        """The columns of an evaluation of clients' own models, beside the model x that the server has after round
+        `number`. rows: (N,) of the clients' states. ends: whether the run ends with it, before its last round. What is
+        known of each client is kept for `_write_client_models`."""
         spec = self.run_spec
         if not spec.evaluates_own_models:
             return {}
+        began = self.clock()
         index, seen = self.client_index.everyone, self.federation.clients
         unseen = len(index.sizes) - seen
-        number, evaluate, rows = self.round + 1, spec.experiment.evaluate, self.training.row_after(update, totals)
         rows = np.concatenate([rows, np.full(unseen, -1)])  # they never have a state
-        sample = 0.0 if number == self.last_round else spec.client_models.sample
+        settings, evaluate = spec.client_models, spec.experiment.evaluate
+        sample = 0.0 if ends or number == self.last_round else settings.sample
         clients = evaluated_clients(seen, sample, spec.experiment.seed, unseen)
         kinds, whole = kinds_of(index, evaluate.fairness), spec.trains_the_servers_model
         tasks = own_models_tasks(index, clients, rows, kinds, whole, number, evaluate.batch)
-        found = yield from self._totals("evaluate", tasks, (x.flat, self.method.broadcast(server)))
-        self.client_models = found.clients
-        record = own_columns(spec.workload, found.clients, index, kinds, seen)
+        totals = yield from self._totals("evaluate", tasks, (x.flat, self.method.broadcast(server)))
+        found, lower = OfClients.of(totals.clients), spec.workload.lower
+        if isinstance(settings.adapt, tuple) and "validation" in kinds:
+            found = found.with_choice(lower)
+        self.client_models = found
+        record = own_columns(found, lower, index, kinds, self._populations(len(index.sizes)))
         record["eval/own/never"] = float((rows[clients[clients < seen]] < 0).sum())
-        return {**record, "eval/gradients": found.facts["gradients"]} if found.facts["gradients"] else record
+        if gradients := totals.facts["gradients"]:
+            record["eval/gradients"] = gradients
+        if kept := spec.personal_numbers(self.state_spec.client):
+            record["personal/parameters"] = float(kept)
+            record["personal/stored"] = float((rows >= 0).sum() * kept * spec.dtype.itemsize)
+        record["time/clients"] = self.clock() - began
+        return record
+
+    def _populations(self, everyone: int) -> dict[str, np.ndarray]:
+        """The clients over whom their own models' numbers are, as in `own_columns`: neither Byzantine ones nor those
+        of `federation.without`. everyone: the number of all clients."""
+        counted = np.arange(everyone) < self.federation.clients
+        unseen = ~counted
+        counted[np.flatnonzero(self.run_spec.byzantine)] = False
+        counted[list(self.federation.without)] = False
+        return {"": counted, "unseen/": unseen}
 
     def _write_client_models(self) -> None:
         """Write the numbers of each client that the last evaluation has found, if the run has a folder."""
         if self.client_models is not None and self.run_spec.directory is not None:
             index = self.client_index.everyone
             sizes = {kind: rows_of(index, kind).sizes for kind in kinds_of(index, training=True)}
-            write_client_models(self.run_spec.directory, self.client_models, self.visits, sizes)
+            clients, metrics = self.client_models.clients, self.client_models.columns(sizes)
+            names = {"none": (), "last": (CLIENT_MODELS,), "every": (CLIENT_MODELS, name_of(self.round))}
+            for name in names[self.run_spec.client_models.table]:
+                path = Path(self.run_spec.directory) / name
+                write_client_models(path, clients, metrics, self.visits, sizes)
         self.client_models = None
 
     def model(self) -> Any:
@@ -676,7 +713,8 @@ class Driver:
             self.privacy = replace(self.privacy, calibrated=float(self.stage_state.noise.multiplier))
         self.training = self._training()
         self.training.restore(self.round, in_flight)
-        self.evaluated = any(name.startswith(EVALUATION) for name in self.records[-1])
+        evaluated = any(name.startswith(EVALUATION) for name in self.records[-1])
+        self.evaluated = evaluated and (self.round == self.last_round or not self.of_a_sample)
         self._resume_best(snapshot.best)
         self.log(f"resumes after round {self.round}")
         self._save()  # a checkpoint of its own, if this one was a copy

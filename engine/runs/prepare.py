@@ -68,7 +68,7 @@ def _prepare(
         check_privacy(built, x)
         check_conflicts(built)
     run_spec.stage_plan.check(run_spec.last_round)
-    run_spec.adaptation(built.method)
+    run_spec.adaptations(built.method)
     check_fleet(experiment, run_spec.registry, built.state_spec)
     if experiment.is_asynchronous and engine.pending is not None:
         check_pending(experiment.federation, built.state_spec, engine.pending)

@@ -14,7 +14,8 @@ import torch
 import fedfleet
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import Result, resume, run
-from fedfleet.engine.clients.own_models import ClientReports, ClientRows, distribution, evaluated_clients
+from fedfleet.engine.clients.own_columns import OfClients, distribution
+from fedfleet.engine.clients.own_models import ClientReports, ClientRows, evaluated_clients
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.records.metrics import better, is_in_short
@@ -22,7 +23,7 @@ from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.validation import on_validation
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.partitions.standard import Iid
+from fedfleet.workloads.partitions.standard import Dirichlet, Iid
 from tests.algorithms.own import CASES, PROBLEMS
 from tests.engine.setups import Built, execute_together
 from tests.engine.test_personal import HEAD, network, small
@@ -198,6 +199,109 @@ def test_a_resumed_run_and_its_table_have_the_same_bytes(tmp_path: Path):
     assert evaluated(resumed) == evaluated(whole)
     first, second = (path / "clients.parquet" for path in (tmp_path / "run", tmp_path / "whole"))
     assert first.read_bytes() == second.read_bytes()
+
+
+CHOICE = [{"steps": 1}, {"steps": 4, "tensors": "head"}]
+
+
+def table_of(folder: Path) -> dict[str, np.ndarray]:
+    return {name: np.array(values) for name, values in pq.read_table(folder / "clients.parquet").to_pydict().items()}
+
+
+def test_each_client_chooses_an_adaptation_by_its_validation_rows(tmp_path: Path):
+    """The first one of a list has the numbers that it has alone, and what is chosen has those of the choice."""
+    evaluate = {"every": 0, "held_out": 0.2, "validation": 0.2, "clients": {"own": True, "adapt": CHOICE}}
+    made = run(small(evaluate=evaluate), tmp_path / "run")
+    alone = run(small(evaluate={**evaluate, "clients": {"own": True, "adapt": CHOICE[0]}}))
+    assert evaluated(made)["eval/adapted/test_loss_std"] == evaluated(alone)["eval/adapted/test_loss_std"]
+    assert evaluated(made)["eval/gradients"] == 12 * 5
+    assert not any("chosen" in name for name in evaluated(alone))
+    table = table_of(tmp_path / "run")
+    models = ("own", "adapted", "adapted@2")
+    best = np.argmin([table[f"{model}_validation_loss"] for model in models], axis=0)
+    assert np.array_equal(table["chosen"], best)
+    assert len(set(best)) > 1
+    for name in ("test_accuracy", "test_loss", "validation_loss"):
+        expected = np.choose(best, [table[f"{model}_{name}"] for model in models])
+        assert np.array_equal(table[f"chosen_{name}"], expected)
+        assert evaluated(made)[f"eval/chosen/{name}"] == expected.mean()
+
+
+def test_of_equal_models_the_earlier_is_chosen_and_accuracy_decides_where_there_is_no_loss():
+    values = {"own": [0.5, 0.5, np.nan], "adapted": [0.5, 0.75, np.nan], "adapted@2": [0.25, 0.75, np.nan]}
+    names = {f"{model}/validation_accuracy": np.array(each) for model, each in values.items()}
+    found = OfClients.of({"id": np.arange(3), **names}).with_choice(())
+    assert found.chosen is not None
+    assert found.chosen.tolist() == [0, 1, 0]
+
+
+class Ranked(Digits):
+    """It has a metric of all rows of a client, which those with a single class lack."""
+
+    whole = ("label",)  # pyright: ignore[reportAssignmentType]
+
+    def report(self, p, batch):
+        return {**super().report(p, batch), "label": batch["label"]}
+
+    def summary(self, means, columns):
+        labels = set(columns["label"].tolist())
+        return {"classes": float(len(labels)) + means["loss"] * 0} if len(labels) > 1 else {}
+
+
+@pytest.mark.long
+def test_metrics_of_all_rows_are_of_the_clients_that_have_them(tmp_path: Path):
+    workload = Ranked(Built(network), Dirichlet(0.05))
+    evaluate = {"every": 0, "held_out": 0.3, "batch": 4, "clients": {"own": True}}
+    made = small(HEAD, workload=workload, evaluate=evaluate)
+    row = run(made, tmp_path / "run").rows[-1]
+    split = RunSpec.of("rows", made).split()
+    held = split.client_index.held
+    assert held is not None
+    counts = np.array([len(set(split.train["label"][rows])) for rows in np.split(held.rows, held.offsets[1:-1])])
+    several = counts > 1
+    assert 0 < several.sum() < 12
+    assert row["eval/own/test_classes"] == pytest.approx(counts[several].mean())
+    assert row["eval/own/test_classes_missing"] == (counts == 1).sum()
+    column = pq.read_table(tmp_path / "run" / "clients.parquet")["own_test_classes"].to_pylist()
+    assert [value is None for value in column] == (~several).tolist()
+
+
+@pytest.mark.long
+def test_a_run_that_ends_early_evaluates_all_clients(tmp_path: Path):
+    stop = {"metric": "eval/own/test_loss", "target": 1e9}
+    evaluate = {"every": 2, "held_out": 0.25, "clients": {"sample": 3, "table": "every"}, "stop": stop}
+    result = run(small(HEAD, evaluate=evaluate), tmp_path / "run")
+    table = table_of(tmp_path / "run")
+    assert len(result.rows) == 2
+    assert table["client"].tolist() == list(range(12))
+    assert evaluated(result)["eval/own/test_loss"] == pytest.approx(table["own_test_loss"].mean())
+    files = (tmp_path / "run" / name for name in ("clients.parquet", "clients-000002.parquet"))
+    assert len({file.read_bytes() for file in files}) == 1
+
+
+@pytest.mark.long
+def test_clients_that_are_left_out_count_in_no_mean(tmp_path: Path):
+    federation = {"clients": 12, "cohort": 5, "rounds": 2, "local": {"steps": 2, "batch": 8}, "without": [0, 5]}
+    evaluate = {"every": 0, "held_out": 0.25, "clients": {"table": "last"}}
+    result = run(small(HEAD, federation=federation, evaluate=evaluate), tmp_path / "run")
+    values = np.delete(table_of(tmp_path / "run")["own_test_loss"], [0, 5])
+    assert evaluated(result)["eval/own/test_loss"] == pytest.approx(values.mean())
+
+
+@pytest.mark.long
+def test_what_clients_keep_is_counted():
+    row = run(small(HEAD, **OWN)).rows[-1]
+    assert row["personal/parameters"] == 8 * 10 + 10
+    assert row["personal/stored"] == 8 * 90 * (12 - row["eval/own/never"])
+    assert 0 < row["time/clients"] <= row["time/evaluate"]
+
+
+def test_settings_at_their_defaults_are_in_no_configuration():
+    """So that configurations of earlier versions have the digests that they had."""
+    clients = small(evaluate={"clients": {"adapt": [{"steps": 1}, {"epochs": 2, "tensors": "head"}]}}).plain()
+    clients = clients["evaluate"]["clients"]
+    assert clients.keys() == {"own", "adapt", "sample"}
+    assert ["tensors" in each for each in clients["adapt"]] == [False, True]
 
 
 @pytest.mark.long

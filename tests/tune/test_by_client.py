@@ -11,7 +11,16 @@ import pytest
 
 from fedfleet.engine import run
 from fedfleet.engine.records.client_models import FILE
-from fedfleet.tune.by_client import ByClient, by_client, compared, differences, distribution, scatters
+from fedfleet.tune.by_client import (
+    ByClient,
+    by_client,
+    compared,
+    differences,
+    distribution,
+    populations,
+    scatters,
+    seen_and_unseen,
+)
 from fedfleet.tune.comparison.findings import compare_runs
 from fedfleet.tune.run_report import page_of
 from tests.engine.test_own_models import OWN
@@ -59,6 +68,7 @@ def test_clients_with_other_rows_are_not_compared():
         ("eval/own/test_accuracy_q05", "own_test_accuracy"),
         ("eval/accuracy", "own_test_accuracy"),
         ("eval/adapted/test_accuracy", None),
+        ("eval/unseen/own/test_accuracy_decile", "own_test_accuracy"),
         ("eval/loss", None),
     ],
 )
@@ -74,6 +84,46 @@ def test_a_run_has_its_distribution():
     assert (server.name, own.name) == ("server", "own")
     assert own.x["% of the clients"] == [0.0, 50.0, 100.0]
     assert own.mean == [20.0, 40.0, 90.0]
+
+
+def test_unseen_clients_are_beside_the_others():
+    """In the curves of a run, in the shares and means of a comparison, and as points of their own."""
+    unseen = np.array([False, False, False, True])
+    first = table("a", [0.2, 0.4, 0.6, 0.1], rows_test=[1.0, 1.0, 2.0, 3.0])._replace(unseen=unseen)
+    second = table("b", [0.3, 0.4, 0.6, 0.05], rows_test=[1.0, 1.0, 2.0, 3.0])._replace(unseen=unseen)
+    assert [[cell.text for cell in row] for row in populations(first).rows] == [
+        ["own", "test accuracy (%)", "45", "10", "+35"]
+    ]
+    assert [
+        [cell.text for cell in row] for row in seen_and_unseen([first, second], "eval/unseen/own/test_accuracy").rows
+    ] == [
+        ["a", "45", "10", "+35"],
+        ["b", "47.5", "5", "+42.5"],
+    ]
+    rows = differences([first, second], "eval/own/test_accuracy_gap", "max").rows
+    assert [[cell.text for cell in row][:4] for row in rows] == [
+        ["b", "33.3%", "66.7%", "0.0%"],
+        ["b, unseen", "0.0%", "0.0%", "100.0%"],
+    ]
+    (chart,) = scatters([first, second], "eval/own/test_accuracy").charts
+    assert [marks.name for marks in chart.series] == ["equal", "b", "b, unseen"]
+    (chart,) = distribution(first).charts
+    assert [curve.name for curve in chart.series] == ["own"]  # a curve needs two clients
+
+
+def test_the_table_of_a_run_with_unseen_clients_is_read(tmp_path: Path):
+    columns = {
+        "client": [0, 1],
+        "population": ["seen", "unseen"],
+        "rows_test": [3, 4],
+        "adapted@2_test_loss": [0.5, 0.7],
+    }
+    pq.write_table(pa.table(columns), tmp_path / FILE)
+    found = by_client(tmp_path)
+    assert found is not None
+    assert [some.tolist() for some in found.populations.values()] == [[True, False], [False, True]]
+    ((model, *_),) = ([cell.text for cell in row] for row in populations(found).rows)
+    assert model == "adapted@2"
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ..by_client import differences
+from ..by_client import differences, seen_and_unseen
 from ..page.content import PageSection, TableCell, row_of
 from ..study.folder import FAILED, FINISHED
 from ..study.spec import Report
@@ -20,12 +20,12 @@ LEVEL = 0.05
 
 def tables(found: Findings) -> list[PageSection]:
     """All tables that have rows."""
-    served = found.rows_of_clients
-    clients = differences(found.by_client, found.report.metric, found.report.best)
+    by_client, metric, served = found.by_client, found.report.metric, found.rows_of_clients
     made = [
         results(found),
         *map(results_by_another, found.others),
-        clients,
+        differences(by_client, metric, found.report.best),
+        seen_and_unseen(by_client, metric),
         spread_table(served, found.factor, found.head),
         worse_off(served, found.report.against, found.report.best, found.factor, found.head),
         published(found),
