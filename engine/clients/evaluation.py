@@ -213,7 +213,8 @@ def evaluations(
 
     evaluate: the section of the configuration. test_rows: the size of the test set.
     """
-    yield slices(test_rows, evaluate.batch), partial(report_columns, workload)
+    if evaluate.server:
+        yield slices(test_rows, evaluate.batch), partial(report_columns, workload)
     if evaluate.fairness:
         groups = client_groups(client_index.whole, evaluate.batch)
         yield groups, lambda totals: client_columns(workload, totals.clients)

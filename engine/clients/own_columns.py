@@ -20,7 +20,8 @@ CHOSEN = "chosen"
 class OfClients(NamedTuple):
     """What an evaluation has found of c clients. metrics: MODEL/KIND_METRIC -> (c,), NaN for a client without it.
     lacking: the names of those that clients with rows may lack. chosen: (c,) the number of the adaptation that each
-    client has chosen, 0 for none; None where there is no choice. told: what the method tells of clients, name -> (c,)."""
+    client has chosen, 0 for none; None where there is no choice. told: what the method tells of clients: name -> (c,).
+    """
 
     clients: np.ndarray
     metrics: dict[str, np.ndarray]

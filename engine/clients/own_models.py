@@ -55,6 +55,15 @@ class OwnModels(NamedTuple):
         return f"evaluation of the own models of clients {', '.join(map(str, self.clients))}"
 
 
+class Served(NamedTuple):
+    """What c clients are served with. models: `server`, `own`, `adapted`, … -> a model for each client. facts: what the
+    method tells of clients, name -> (c,). gradients: that the adaptations have taken."""
+
+    models: dict[str, list[Tree]]
+    facts: dict[str, np.ndarray]
+    gradients: float
+
+
 def adapted(number: int) -> str:
     """The name of the model after an adaptation, which have the numbers 1, 2, …"""
     return "adapted" if number == 1 else f"adapted@{number}"
@@ -127,6 +136,10 @@ class ClientRows(NamedTuple):
         own = {name: column[rows].to(device) for name, column in columns.items()}
         weights = workload.row_weights(own)
         return ClientRows(own, some.offsets, None if weights is None else weights.double().cpu().numpy())
+
+    def between(self, begin: int, end: int) -> dict[str, Tensor]:
+        """The columns of some of the rows."""
+        return {name: column[begin:end] for name, column in self.columns.items()}
 
     def means(self, values: np.ndarray) -> np.ndarray:
         """(c,) the means of values (n,) over the rows of each client, NaN for a client without any."""
@@ -213,9 +226,7 @@ class ClientReports:
                 self.at_once = False
         of_clients = zip(models, begins, counts, strict=True)
         return [
-            self._values(
-                model, {name: column[begin : begin + count] for name, column in rows.columns.items()}, by_chain=True
-            )
+            self._values(model, rows.between(begin, begin + count), by_chain=True)
             for model, begin, count in of_clients
             if count
         ]
@@ -233,7 +244,7 @@ class ClientReports:
 
         batches = {name: column[padded] for name, column in rows.columns.items()}
         found = vectorised(report)(torch.stack([model.flat for model in models]), batches)
-        columns = {name: column.double().cpu().numpy() for name, column in found.items()}
+        columns = {name: self._array(name, column) for name, column in found.items()}
         return [
             {name: column[client, :count] for name, column in columns.items()}
             for client, count in enumerate(counts)
@@ -248,8 +259,12 @@ class ClientReports:
             self.beat()
             batch = {name: column[begin : begin + self.size] for name, column in columns.items()}
             for name, column in self._report(model, batch, by_chain).items():
-                parts.setdefault(name, []).append(column.double().cpu().numpy())
+                parts.setdefault(name, []).append(self._array(name, column))
         return {name: np.concatenate(each) for name, each in parts.items()}
+
+    def _array(self, name: str, column: Tensor) -> np.ndarray:
+        """A column of the report, in float64 where means are made of it."""
+        return (column if name in self.workload.whole else column.double()).cpu().numpy()
 
     def _report(self, model: Tree, batch: Mapping[str, Tensor], by_chain: bool = False) -> dict[str, Tensor]:
         if by_chain and self.chain is not None and self.of_outputs is not None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ from ..reduction.tree import TaskResult
 from ..run_spec import RunSpec
 from ..state.resident_rows import ResidentRows
 from ..state.row_files import RowFiles, StateLayout
+from ..workload.layers import momenta_of
 from .batches import BlockForm, ClientBatches, Stream, TaskBatches, stream
 from .evaluation import (
     ClientGroup,
@@ -51,7 +53,8 @@ from .evaluation import (
 )
 from .local_training import LocalResult, LocalTrainer, OwnViews
 from .modules import evaluating
-from .own_models import WHO_HAS, ClientReports, ClientRows, OwnModels, Tuner, adapted, rows_of
+from .own_models import WHO_HAS, ClientReports, ClientRows, OwnModels, Served, Tuner, adapted, rows_of
+from .own_statistics import OwnStatistics
 
 LARGEST_SEED = 2**63 - 1
 WriteStates = Callable[[RowFiles | ResidentRows], np.ndarray]
@@ -543,8 +546,9 @@ class Worker:
             return probe_losses(workload, p, self.data.train, index, task, seed, self.device)
 
     # --- clients' own models --------------------------------------------------------------------------------------
-    def _evaluate_own(self, task: OwnModels, broadcast: Broadcast) -> TaskResult:
-        """The metrics of clients' own models. The broadcast has the server's model, then its public state."""
+    @torch.no_grad()
+    def own_models(self, task: OwnModels, broadcast: Broadcast) -> Served:
+        """What the clients of a task are evaluated with. The broadcast has the server's model and its public state."""
         algorithm = self._trainer_for(task.round, False).algorithm
         x, *leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in broadcast.leaves]
         x = Tree(x, self.x.layout)
@@ -552,13 +556,31 @@ class Worker:
         models: dict[str, list[Tree]] = {"server": [x] * len(task.clients)} if task.server else {}
         numbers, index = zip(task.clients.tolist(), task.read.tolist(), strict=True), self._everyone_at(task.round)
         served = [self._own_model(algorithm, x, public, number, row, index) for number, row in numbers]
-        models["own"], facts = [model for model, _ in served], [told for _, told in served]
+        facts = {name: np.array([told[name].item() for _, told in served]) for name in served[0][1]}
+        models["own"] = self._with_statistics([model for model, _ in served], task.clients, index)
         gradients, block = 0.0, self.run_spec.block(x.flat.numel()) if self.vectorise else 1
         for number, tuner in enumerate(self._tuners_for(task.round, algorithm), 1):
             batches = self._tuning_batches(tuner, task)
-            models[adapted(number)] = tuner.tuned(models["own"], batches, block, self.beat)
+            tuned = tuner.tuned(models["own"], batches, block, self.beat)
+            models[adapted(number)] = self._with_statistics(tuned, task.clients, index)
             gradients += float(batches.drawn.steps.sum())
-        columns = {name: np.array([told[name].item() for told in facts]) for name in facts[0]}
+        return Served(models, facts, gradients)
+
+    def _with_statistics(self, models: list[Tree], clients: np.ndarray, index: ClientIndex) -> list[Tree]:
+        """Clients' models, with the running statistics of the clients' own rows if the run is to find them."""
+        spec = self.run_spec
+        if spec.client_models.statistics == "model":
+            return models
+        size, momenta = spec.experiment.evaluate.batch, momenta_of(spec.workload.outline)
+        own = OwnStatistics(spec.workload, self.frozen, momenta, size, spec.experiment.seed, self.beat)
+        rows = ClientRows.of(self.data.train, rows_of(index, "training"), clients, self.device, spec.workload)
+        pairs = zip(models, clients.tolist(), pairwise(rows.ends), strict=True)
+        return [own.measured(z, client, rows.between(*ends)) for z, client, ends in pairs]
+
+    def _evaluate_own(self, task: OwnModels, broadcast: Broadcast) -> TaskResult:
+        """The metrics of clients' own models."""
+        models, columns, gradients = self.own_models(task, broadcast)
+        index = self._everyone_at(task.round)
         with self.kernels.around_losses(), evaluating():
             for kind in task.kinds:
                 own, workload = rows_of(index, kind), self.run_spec.workload

@@ -49,8 +49,8 @@ def refuse(conflicts: Iterable[Conflict], subject: Any, settings: Any) -> None:
 def shown(settings: Any, key: str) -> str:
     """The value of a dotted key, "" for a section and where there is no such value."""
     value = reduce(inner, key.split("."), settings)
-    if value is None:
-        return "none"
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else str(value).lower()
     simple = isinstance(value, str | int | float | list | tuple) or (isinstance(value, Mapping) and value)
     return str(list(value) if isinstance(value, tuple) else value) if simple else ""
 

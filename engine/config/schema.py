@@ -701,13 +701,15 @@ class Adapt(Section):
 
 def kind_of_adapt(value: Any) -> str:
     """Which of its forms `evaluate.clients.adapt` has."""
-    return "list" if isinstance(value, list | tuple) else "Adapt" if isinstance(value, dict | Adapt) else "word"
+    if isinstance(value, list | tuple):
+        return "adaptations"
+    return "Adapt" if isinstance(value, dict | Adapt) else "word"
 
 
 AdaptKinds = Annotated[
     Annotated[Literal["auto", "none"], Tag("word")]
     | Annotated[Adapt, Tag("Adapt")]
-    | Annotated[tuple[Adapt, ...], Field(min_length=1), Tag("list")],
+    | Annotated[tuple[Adapt, ...], Tag("adaptations")],
     Discriminator(kind_of_adapt),
 ]
 
@@ -725,9 +727,15 @@ class ClientModels(Section):
     sample: float = Field(default=0.0, ge=0, le=LARGEST_COUNT)
     """How many clients are evaluated before the last round, the same in all rounds: a number of 1 or more, a fraction
     below 1, or 0 for all (default)."""
+    statistics: Literal["model", "training"] = "model"
+    """The running statistics of clients' models: those of the `model` (default), or those of the client's own
+    `training` rows, found by a pass over them, which a client that was never trained with lacks otherwise."""
     table: Literal["none", "last", "every"] = "last"
     """Whether the folder of the run has a table with a row for each client, clients.parquet: of the `last` evaluation
     (default); of `every` one, under names such as clients-000005.parquet for round 5; or of `none`."""
+    export: Literal["none", "personal", "whole"] = "none"
+    """Whether a complete run writes the models that its clients are served with to files in its folder, as `fedfleet
+    export RUN --clients all` does: `whole` ones, the `personal` tensors alone, or `none` (default)."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
@@ -735,6 +743,13 @@ class ClientModels(Section):
             lambda c: c.adaptations and c.own is False,
         ),
     )
+
+    @field_validator("adapt")
+    @classmethod
+    def _some(cls, value: Any) -> Any:
+        if value == ():
+            raise ValueError("a list must have an adaptation at least")
+        return value
 
     @property
     def adaptations(self) -> tuple[Adapt, ...]:
@@ -762,6 +777,9 @@ class Evaluate(Section):
     """The fraction of each client's rows, 0 or more and less than 1, by which settings are chosen: they are neither
     trained on nor test rows, and the model's report on all of them is recorded as `eval/validation_…`. With rows that
     clients hold out, the two means over clients are recorded, too."""
+    server: bool | Literal["auto"] = "auto"
+    """Whether the server's model is evaluated on the test set. `auto` (default): where all of it is trained; `false`:
+    only on the clients' rows, which takes less time where the test set is large."""
     clients: ClientModels | None = None
     """How clients' own models are evaluated, as in {own: true, adapt: {epochs: 5}}, see `ClientModels` (default: with
     its defaults)."""
@@ -1262,7 +1280,8 @@ def without_later(evaluate: dict[str, Any]) -> None:
     adapt = clients.get("adapt", ())
     adaptations = [each for each in (adapt if isinstance(adapt, list | tuple) else [adapt]) if isinstance(each, dict)]
     for data, defaults in (
-        (clients, {"table": "last"}),
+        (evaluate, {"server": "auto"}),
+        (clients, {"table": "last", "statistics": "model", "export": "none"}),
         *((each, {"tensors": "all"}) for each in adaptations),
     ):
         for key, default in defaults.items():
@@ -1415,6 +1434,8 @@ def _keys(place: Sequence[Any], section: type[BaseModel]) -> list[str]:
     for part in place:
         if part in (forms := {each.__name__: each for each in (Pace, Asynchronous, WorkerGroup, Adapt)}):
             model = forms[part]
+        elif part == "adaptations":  # a list of Adapt
+            model = Adapt
         elif not isinstance(part, int):
             found = model.model_fields[part].annotation
             model = next((option for option in get_args(found) if option is not type(None)), found)

@@ -42,9 +42,9 @@ def write_client_models(
     visits: np.ndarray,
     sizes: Mapping[str, np.ndarray],
 ) -> None:
-    """Replace the file. clients: (c,) their numbers. metrics: name of a column -> (its values, whether each is there),
-    (c,) both, metrics and what methods tell of clients. visits: (N,), of the clients that are trained with. sizes: the rows of each kind, of these N clients and
-    of the others, whose numbers are behind theirs."""
+    """Replace the file. clients: (c,) their numbers. metrics: name of a column, also of what methods tell of clients ->
+    (its values, whether each is there), (c,) both. visits: (N,), of the clients that are trained with. sizes: the rows
+    of each kind, of these N clients and of the others, whose numbers are behind theirs."""
     from pyarrow import Table, parquet
 
     from .parquet import nullable

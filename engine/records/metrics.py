@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ..errors import ConfigError
+
 if TYPE_CHECKING:
     from ..config.schema import Direction, EarlyStop
 
@@ -81,3 +83,21 @@ def why_stop(stop: EarlyStop, metric: Metric, measured: Sequence[tuple[int, floa
     than = f"{value:.6g} of round {best}" if best else "no number"
     by = f" by more than {stop.margin:g}" if stop.margin else ""
     return f"{metric.name} has not been better than {than}{by} in {since} evaluations"
+
+
+# --- choices ---------------------------------------------------------------------------------------------------------
+def on_validation(metric: str) -> str | None:
+    """The column of a metric of test rows on the rows for validation; None for any other column."""
+    name = metric.removeprefix("eval/")
+    if name == metric or name.startswith("validation_"):
+        return None
+    whose, _, own = name.rpartition("/")
+    if not whose:
+        return f"eval/validation_{name}"
+    return f"eval/{whose}/validation_{own.removeprefix('test_')}" if own.startswith("test_") else None
+
+
+def refuse_test_metric(key: str, metric: str) -> None:
+    """Raise ConfigError for a metric of test rows by which something would be chosen. key: what names the metric."""
+    if instead := on_validation(metric):
+        raise ConfigError(f"{key}: choices are made on validation rows, got {metric}; choose {instead}")

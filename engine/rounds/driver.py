@@ -605,7 +605,8 @@ class Driver:
         removed when the run is complete, so that it gets none."""
         experiment, server = self.run_spec.experiment, pytree.tree_leaves((self.server, self.stage_state))
         count = self.table.used * self.table.width + sum(leaf.numel() * leaf.element_size() for leaf in server)
-        if keeps_last(experiment.checkpoint, experiment.engine, self.run_spec.directory, count):
+        exports = self.run_spec.client_models.export != "none"  # for which the state must be there for a moment
+        if exports or keeps_last(experiment.checkpoint, experiment.engine, self.run_spec.directory, count):
             self._save(copied=False)
 
     def _save(self, copied: bool = True) -> None:

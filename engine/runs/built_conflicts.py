@@ -23,6 +23,7 @@ from ..kernels.library import NoKernels
 from ..method_form.personal import Personal
 from ..method_form.state_spec import StateSpec
 from ..run_spec import RunSpec
+from ..workload.layers import momenta_of
 
 
 @dataclass(frozen=True)
@@ -350,7 +351,34 @@ def has_personal(built: Built) -> bool:
     return bool(built.run_spec.kept_apart.personal)
 
 
+def untrained(built: Built) -> str:
+    """Why the server's model is not trained as a whole, "" if it is."""
+    if built.run_spec.trains_the_servers_model:
+        return ""
+    division = built.run_spec.division
+    return "the clients send nothing" if division is None else f"{division.names[0]} is personal"
+
+
 PERSONAL = rows(
+    (
+        *("evaluate.clients.export", "method", "clients have no models of their own, all have the server's"),
+        "leave it out",
+        lambda b: b.run_spec.client_models.export != "none" and not b.method.own_models,
+    ),
+    (
+        *("evaluate.clients.export", "out", "needs a folder for the run's files", "give out"),
+        lambda b: b.run_spec.client_models.export != "none" and b.run_spec.directory is None,
+    ),
+    (
+        *("evaluate.server", "personal.tensors", "not all tensors of the server's model are trained"),
+        "leave it out",
+        lambda b: b.experiment.evaluate.server is True and untrained(b),
+    ),
+    (
+        *("evaluate.clients.statistics", "run", "training needs layers with running statistics and a momentum"),
+        "leave it out",
+        lambda b: b.run_spec.client_models.statistics == "training" and not momenta_of(b.run_spec.workload.outline),
+    ),
     (
         *("engine.state_dtype", "method", "bfloat16 would round clients' models between visits", "set same"),
         lambda b: b.experiment.engine.state_dtype == "bfloat16" and b.method.own_models,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...algorithms.tree import Tree
+from ..clients.own_models import OwnModels, adapted
+from ..clients.worker import Data, Worker
+from ..cohorts.tasks import Broadcast
 from ..config.schema import Experiment, part_name
 from ..errors import ConfigError
 from ..method_form.state_spec import StateSpec
-from ..run_spec import RunSpec
+from ..run_spec import ExecutionPlan, RunSpec
 from ..state.checkpoint import checkpoints_in
 from ..state.checkpoint_store import Damaged, Snapshot
 from ..state.folders import state_folder
@@ -28,23 +33,37 @@ KEPT = "checkpoint.last=true"
 """The setting with which a complete run keeps what is needed here, however large it is."""
 
 
+FOLDER = "client-models"
+"""The folder in that of the run where the files of clients' models lie."""
+Form = Literal["personal", "whole"]
+"""What a file has: the tensors that stay with the client, or all of its model."""
+
+
 class ClientStates:
     """What every client of a finished run has kept, and the last state of the server.
 
-    Raises ConfigError if the clients have no models of their own, or if the states were not kept or are damaged.
+    Raises ConfigError if the clients have no models of their own and do not adapt the server's, or if the states were
+    not kept or are damaged.
     """
 
-    def __init__(self, folder: Path, run_id: str, experiment: Experiment, rounds: int) -> None:
-        """folder: of the run. rounds: how many it has."""
+    def __init__(self, folder: Path, run_id: str, experiment: Experiment, rounds: int, adapt: int = 0) -> None:
+        """folder: of the run. rounds: how many it has. adapt: the number of the adaptation after which clients are
+        served, from 1; 0 for none."""
         refuse_unusual(folder, FOLDERS)
-        self._folder, self._experiment = folder, experiment
+        self._folder, self._experiment, self._adapt = folder, experiment, adapt
         self._run_spec = RunSpec.of(run_id, experiment, str(folder), initial_model=initial_model(folder))
         if self._run_spec.device.type != "cpu":
             self._run_spec = self._run_spec.on_cpu()
         self._method_name = part_name(experiment.method)
         with self._run_spec.computing(), torch.no_grad():
             self._method = self._run_spec.method(rounds)
-            if not self._method.own_models:
+            adaptations = len(self._run_spec.adaptations(self._method))
+            if not 0 <= adapt <= adaptations:
+                raise ConfigError(
+                    f"{folder}: the run has {adaptations or 'no'} adaptations, got adapt {adapt}; choose "
+                    f"{f'1 to {adaptations}' if adaptations else 'a run with evaluate.clients.adapt'}"
+                )
+            if not self._method.own_models and not adapt:
                 raise ConfigError(
                     f"{folder}: clients have no models of their own, all have the server's, "
                     f"model.safetensors, got {self._method_name}; choose a run whose clients keep parts of a model"
@@ -54,31 +73,31 @@ class ClientStates:
             server = self._method.server_init(x)
             leaves, form = pytree.tree_flatten(server)
             server = pytree.tree_unflatten(self._snapshot.server[: len(leaves)], form)
-            self._x = self._method.model(server)
-            self._public = self._method.unpack(self._method.broadcast(server))
-            self._fresh = self._method.client_init(self._public)
-            if self._method.own_view and self._method.looks(self._public, self._fresh):
-                raise ConfigError(
-                    f"{folder}: clients make their models from the losses on their rows when they are evaluated, got "
-                    f"{self._method_name}; choose a run whose clients keep parts of a model"
-                )
-            sample = StateSpec(self._method, x).client
+            self._x, self._broadcast = self._method.model(server), self._method.broadcast(server)
+            self._public = self._method.unpack(self._broadcast)
+            self._fresh, sample = self._method.client_init(self._public), StateSpec(self._method, x).client
+            self._looks = self._method.own_view and bool(self._method.looks(self._public, self._fresh))
+            self._layout = self._layout_of_rows()
             self._row_files = self._rows(sample) if pytree.tree_leaves(sample) else None
+
+    def _layout_of_rows(self) -> StateLayout:
+        engine = self._experiment.engine
+        folder = str(state_folder(engine, self._run_spec.run_id, str(self._folder)))
+        return StateLayout(folder, 0, engine.state_dtype == "bfloat16", True, shared=shared_ends(folder))
 
     def _rows(self, sample: Any) -> RowFiles:
         """The files of the rows. sample: a client state."""
-        engine = self._experiment.engine
-        folder = str(state_folder(engine, self._run_spec.run_id, str(self._folder)))
-        layout = StateLayout(folder, 0, engine.state_dtype == "bfloat16", True, shared=shared_ends(folder))
         try:
-            return RowFiles(layout, sample)
+            return RowFiles(self._layout, sample)
         except OSError as error:
-            raise ConfigError(f"{folder}: the states of clients cannot be read ({error.strerror})") from None
+            raise ConfigError(
+                f"{self._layout.folder}: the states of clients cannot be read ({error.strerror})"
+            ) from None
 
     @property
     def clients(self) -> range:
-        """All clients."""
-        return range(len(self._snapshot.row))
+        """All clients, those that are never trained with last."""
+        return range(self._experiment.federation.all_clients)
 
     def check(self, clients: Iterable[int]) -> None:
         """Raise ConfigError for the first client that the run does not have."""
@@ -93,22 +112,41 @@ class ClientStates:
         client that has never taken part it is the one that it would begin with. Raises ConfigError for a client that
         the run does not have, and for a state that does not match its digest."""
         self.check([client])
-        row = int(self._snapshot.row[client])
+        row = int(self._snapshot.row[client]) if client < len(self._snapshot.row) else -1
+        row = row if self._row_files is not None else -1
         with self._run_spec.computing(), torch.no_grad():
-            if row < 0 or self._row_files is None:
-                state = self._fresh
-            else:
-                self._check_row(self._row_files, client, row)
-                state = self._row_files.read_one(row)
-            public = self._public
-            if self._method.own_view:
-                public = self._method.view(public, torch.tensor(client), torch.zeros(0))
-            tree = self._method.client_model(self._x, public, state)
-            return {name: leaf.detach().clone() for name, leaf in [*tree.items(), *self._run_spec.frozen.items()]}
+            if row >= 0:
+                self._check_row(client, row)
+            tree = self._tree(client, row)
+            tensors = dict(tree.items())  # an adaptation may have tuned frozen ones
+            tensors |= {name: leaf for name, leaf in self._run_spec.frozen.items() if name not in tensors}
+            return {name: leaf.detach().clone() for name, leaf in tensors.items()}
 
-    def _check_row(self, files: RowFiles, client: int, row: int) -> None:
+    def _tree(self, client: int, row: int) -> Tree:
+        """The model of a client. row: of its state, -1 for none."""
+        own_statistics = self._run_spec.client_models.statistics == "training"
+        if self._adapt or self._looks or own_statistics:  # its own rows say what it is
+            task = OwnModels(0, np.array([client]), np.array([row]), (), False, self._snapshot.round)
+            leaves = pytree.tree_leaves((self._x.flat, self._broadcast))
+            served = self._worker.own_models(task, Broadcast(0, [leaf.numpy() for leaf in leaves]))
+            return served.models[adapted(self._adapt) if self._adapt else "own"][0]
+        state = self._fresh if row < 0 or self._row_files is None else self._row_files.read_one(row)
+        public = self._public
+        if self._method.own_view:
+            public = self._method.view(public, torch.tensor(client), torch.zeros(0))
+        return self._method.client_model(self._x, public, state)
+
+    @cached_property
+    def _worker(self) -> Worker:
+        """What makes models for which clients need their rows, of which the data of the run are read."""
+        split = self._run_spec.split()
+        data = Data.of(split.train, split.test, split.client_index)
+        return Worker(self._run_spec.with_plan(ExecutionPlan(1, "torch")), data, self._layout, lambda: None)
+
+    def _check_row(self, client: int, row: int) -> None:
+        assert self._row_files is not None  # otherwise there is no row
         try:
-            sound = np.array_equal(files.digests(np.array([row]))[0], self._snapshot.digest[client])
+            sound = np.array_equal(self._row_files.digests(np.array([row]))[0], self._snapshot.digest[client])
         except OSError:  # the file ends before it
             sound = False
         if not sound:
@@ -117,19 +155,23 @@ class ClientStates:
                 f"run it again with {KEPT}"
             )
 
-    def save(self, client: int, file: Path) -> None:
-        """Write the model of a client. The file's metadata have, as texts: client, round, visits, method, and the names
-        of the personal and the frozen tensors, separated by commas, if there are any."""
-        spec = self._run_spec
+    def save(self, client: int, file: Path, form: Form = "whole") -> None:
+        """Write the model of a client. The file's metadata have, as texts: client, round, visits, method, the number of
+        the adaptation, and the names of the personal and the frozen tensors, separated by commas, if there are any."""
+        spec, visits = self._run_spec, self._snapshot.visits
         facts = {
             "client": str(client),
             "round": str(self._snapshot.round),
-            "visits": str(int(self._snapshot.visits[client])),
+            "visits": str(int(visits[client])) if client < len(visits) else "0",
             "method": self._method_name,
+            "adapt": str(self._adapt or ""),
             "personal": ",".join(spec.kept_apart.personal),
             "frozen": ",".join(spec.frozen),
         }
         tensors = {name: value.contiguous() for name, value in self.model(client).items()}
+        if form == "personal":
+            own = self._x.layout.names if spec.division is None else spec.division.names
+            tensors = {name: tensors[name] for name in own}
         from safetensors.torch import save_file
 
         try:
@@ -139,6 +181,16 @@ class ClientStates:
             temporary.replace(file)
         except OSError as error:
             raise ConfigError(f"--out {file} cannot be written ({error.strerror or error})") from None
+
+    def save_all(self, form: Form = "whole") -> None:
+        """Write the models of all clients into the folder of the run."""
+        for client in self.clients:
+            self.save(client, self._folder / FOLDER / file_name(client), form)
+
+
+def file_name(client: int) -> str:
+    """The file of a client's model."""
+    return f"{client:07}.safetensors"
 
 
 def kept_snapshot(folder: Path, experiment: Experiment, rounds: int) -> Snapshot:

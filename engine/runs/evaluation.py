@@ -35,7 +35,7 @@ def _evaluate(
     run_spec: RunSpec, model: Mapping[str, Tensor], test: Mapping[str, Any] | None, clients: bool
 ) -> dict[str, float]:
     experiment = run_spec.experiment
-    split, settings = run_spec.split(), experiment.evaluate.model_copy(update={"fairness": clients})
+    split, settings = run_spec.split(), experiment.evaluate.model_copy(update={"fairness": clients, "server": True})
     rows = split.test if test is None else test_columns(test, split.test)
     data = Data.of(split.train, rows, split.client_index)
     client_index = split.client_index if clients else split.client_index._replace(held=None, validation=None)

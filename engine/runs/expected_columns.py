@@ -103,5 +103,7 @@ def check_column(name: str, key: str, experiments: list[Experiment], others: Seq
         if found is None or name in found:
             return
         known.update(dict.fromkeys(found))
+    if "validation_" in name and not any("validation_" in column for column in known):
+        raise ConfigError(f"{key}: there are no validation rows, got {name}; set evaluate.validation")
     candidates = [column for column in known if not column.startswith("time/") or name.startswith("time/")]
     raise ConfigError(f"{key}: no run will record {name}; {nearest(name, candidates)}")

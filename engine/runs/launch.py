@@ -71,7 +71,8 @@ def play(
             result = Result(run_spec.run_id, run_spec.experiment, rows, model, seconds, path, stopped, best)
             for observer in observers:
                 observer.end(result)
-            discard(run_spec.experiment, run_spec.run_id, run_spec.directory, complete=len(rows))
+            if exported(result, observers):
+                discard(run_spec.experiment, run_spec.run_id, run_spec.directory, complete=len(rows))
             return result
         except BaseException as error:
             if os.getpid() == process:  # a process that was forked meanwhile has only a copy of the run
@@ -80,6 +81,20 @@ def play(
             if isinstance(error, Interrupted):
                 raise Interrupted(error.signal, how_to_continue(run_spec)) from None
             raise
+
+
+def exported(result: Result, observers: list[Observer]) -> bool:
+    """Write clients' models to files if the run is to do so. Returns False where that fails: the states of clients are
+    then kept, from which `fedfleet export` writes them."""
+    clients = result.experiment.evaluate.clients
+    if clients is None or clients.export == "none":
+        return True
+    try:
+        result.client_states().save_all(clients.export)
+    except ConfigError as error:
+        notify(f"evaluate.clients.export: {error}; the states of clients are kept for `fedfleet export`", observers)
+        return False
+    return True
 
 
 def trackers(run_spec: RunSpec) -> Iterator[Observer]:

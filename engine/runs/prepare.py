@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..fleet.asynchronous import check_pending
 from ..fleet.visits import check_fleet
 from ..method_form.state_spec import StateSpec
+from ..records.metrics import refuse_test_metric
 from ..run_spec import RUN_ID, RunSpec
 from ..storage.expanded import check_folder
 from ..user_code import plugin_errors
@@ -81,11 +82,14 @@ def _prepare(
 
 
 def check_metrics(experiment: Experiment) -> None:
-    """Raise ConfigError if no round will record a metric by which the run ends early or keeps its best model."""
+    """Raise ConfigError if no round will record a metric by which the run ends early or keeps its best model, or if it
+    is of test rows where there are rows for validation."""
     stop, best = experiment.evaluate.stop, experiment.checkpoint.best
     wanted = {"evaluate.stop.metric": stop and stop.metric, "checkpoint.best.metric": best and best.metric}
     for key, metric in wanted.items():
         if metric is not None:
+            if experiment.evaluate.validation:
+                refuse_test_metric(key, metric)
             check_column(metric, key, [experiment])
 
 

@@ -120,16 +120,17 @@ class Result:
         """
         return evaluate(self.experiment, self.model if model is None else model, test, clients)
 
-    def client_model(self, client: int) -> dict[str, Tensor]:
+    def client_model(self, client: int, adapt: int = 0) -> dict[str, Tensor]:
         """The model of its own that a client is served with after the last round: name -> tensor. `fedfleet export`
-        writes such models to files. Raises ConfigError if clients have none, or if their states were not kept."""
-        return self.client_states().model(client)
+        writes such models to files. adapt: the number of the adaptation after which it is served, from 1; 0 for none.
+        Raises ConfigError if clients have no models, or if their states were not kept."""
+        return self.client_states(adapt).model(client)
 
-    def client_states(self) -> ClientStates:
+    def client_states(self, adapt: int = 0) -> ClientStates:
         """What the clients of the run have kept, for the models of many clients; errors as of `client_model`."""
         if self.directory is None:
             raise ConfigError("the run has no folder, so no states of clients were kept; run it with out")
-        return ClientStates(self.directory, self.run_id, self.experiment, len(self.rows))
+        return ClientStates(self.directory, self.run_id, self.experiment, len(self.rows), adapt)
 
     @property
     def seconds(self) -> float:

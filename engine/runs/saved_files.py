@@ -49,7 +49,7 @@ FILES = (
     *RESULT,
 )
 """The files that the launcher and the driver write into the folder itself."""
-FOLDERS = ("state", "checkpoints", "clients")
+FOLDERS = ("state", "checkpoints", "clients", "client-models")
 NAMES = (*FILES, *(f".{name}" for name in FILES), *FOLDERS, LAUNCHER, DRIVER, RESERVE)
 """Everything that a run may have in its folder."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ...workloads.stateless import Running, parameters_of
+from ...workloads.stateless import Running, parameters_of, statistics
 from ..errors import ConfigError, nearest
 
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, Running)
@@ -27,6 +27,15 @@ def normalisation_of(outline: nn.Module | None) -> frozenset[str]:
     owners = [name for name, part in outline.named_modules() if isinstance(part, NORMALISATION)]
     names = [*parameters_of(outline), *(name for name, _ in outline.named_buffers())]
     return frozenset(name for name in names if owner_of(name) in owners)
+
+
+def momenta_of(outline: nn.Module | None) -> dict[str, float]:
+    """Name of a running statistic of a network -> the fraction of the way that a batch moves it; {} where a layer does
+    not say it."""
+    if outline is None:
+        return {}
+    found = {name: getattr(part, "momentum", None) for name, part, _ in statistics(outline)}
+    return {name: value for name, value in found.items() if value} if all(found.values()) else {}
 
 
 def owner_of(name: str) -> str:

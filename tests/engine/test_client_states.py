@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from fedfleet.engine import Result, run
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.run_spec import RunSpec
+from fedfleet.engine.runs.client_states import FOLDER
 from fedfleet.engine.state.checkpoint import remove_all
-from tests.engine.test_personal import HEAD, small, spec_of
+from tests.engine.test_personal import HEAD, NORMED, small, spec_of
 from tests.tune.commands import invoke
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -106,8 +107,71 @@ def test_clients_without_models_of_their_own(tmp_path: Path):
         replace(result, directory=None).client_model(3)
 
 
+TUNED = {"every": 0, "held_out": 0.25, "clients": {"adapt": [{"steps": 2}, {"steps": 3, "tensors": "head"}]}}
+SOME_UNSEEN = {"clients": 12, "cohort": 5, "rounds": 2, "local": {"steps": 4, "batch": 8}, "unseen": 3}
+SERVED: dict[str, dict[str, Any]] = {
+    "ifca": {"method": "ifca"},
+    "qffl": {"method": "qffl", "personal": HEAD},
+    "fedavg": {"method": "fedavg"},
+    "frozen": {"personal": {"tensors": ["fc1.bias"], "frozen": "head"}},
+    "statistics": {"workload": NORMED, "personal": {"tensors": "norm"}},
+}
+
+
 @pytest.mark.long
-def test_clients_that_choose_among_models(tmp_path: Path):
-    result = run(small(method="ifca"), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"clients make their models from the losses on their rows .* got ifca"):
-        result.client_model(3)
+@pytest.mark.parametrize("name", SERVED)
+def test_models_for_which_clients_need_their_rows(name: str, tmp_path: Path):
+    """They are those that the run has evaluated, after an adaptation too, also of unseen clients. Digits: an adaptation
+    runs in blocks there and for a client alone here, in float64."""
+    more = {"statistics": "training"} if name == "statistics" else {}
+    evaluate = {**TUNED, "clients": {**TUNED["clients"], **more}}
+    given = {**SERVED[name], "evaluate": evaluate, "federation": SOME_UNSEEN}
+    result, spec = run(small(**given), tmp_path / "run"), spec_of(**given)
+    table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
+    split = spec.split()
+    index = split.client_index.everyone.held
+    assert index is not None
+    for adapt, model in enumerate(("own", "adapted", "adapted@2")):
+        if (model, name) == ("own", "fedavg"):  # it is the server's
+            continue
+        states = result.client_states(adapt)
+        assert len(states.clients) == 15
+        for client in (0, 7, 14):
+            rows = index.rows[index.offsets[client] : index.offsets[client + 1]]
+            batch = {key: torch.from_numpy(np.ascontiguousarray(values[rows])) for key, values in split.train.items()}
+            with torch.no_grad():
+                found = float(spec.workload.report(states.model(client), batch)["loss"].mean())
+            assert found == pytest.approx(table[f"{model}_test_loss"][client], rel=1e-9)
+    body, head = ("1.weight", "7.weight") if "workload" in given else ("fc1.weight", "out.weight")
+    tuned = result.client_model(0, 2)
+    before = result.model if name == "fedavg" else result.client_model(0)
+    assert torch.equal(tuned[body], before[body])
+    assert not torch.equal(tuned[head], before[head])
+
+
+@pytest.mark.long
+def test_a_run_writes_the_models_of_its_clients_at_its_end(tmp_path: Path):
+    """Its states need not be kept for that."""
+    evaluate = {**HELD, "clients": {"export": "personal"}}
+    made = small(HEAD, evaluate=evaluate, checkpoint={"last": False})
+    run(made, tmp_path / "run")
+    files = sorted((tmp_path / "run" / FOLDER).iterdir())
+    assert len(files) == 12
+    assert not (tmp_path / "run" / "state").exists()
+    kept = run(small(HEAD, evaluate=HELD), tmp_path / "kept")
+    expected = kept.client_model(3)
+    found = load_file(files[3])
+    assert found.keys() == {"out.weight", "out.bias"}
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    for sentence, given in (
+        ("evaluate.clients.export: needs a folder", made),
+        ("evaluate.clients.export: clients have no models of their own", small(evaluate=evaluate)),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            run(given, tmp_path / "other" if "own" in sentence else None)
+
+
+def test_an_adaptation_that_the_run_does_not_have(folder: Path):
+    assert "the run has no adaptations, got adapt 1; choose a run with evaluate.clients" in refusal(
+        str(folder), "--client", "3", "--adapt"
+    )

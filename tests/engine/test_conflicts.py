@@ -179,6 +179,10 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("federation.unseen", "evaluate.clients.own", ["federation.unseen=2", "evaluate.clients.own=false"]),
     ("evaluate.clients.adapt", "own", ["evaluate.clients={own: false, adapt: {epochs: 1}}"]),
     ("evaluate.clients.adapt.steps", "epochs", ["evaluate.clients={adapt: {steps: 1, epochs: 1}}"]),
+    ("evaluate.clients.export", "method", ["evaluate.clients.export=whole"]),
+    ("evaluate.clients.export", "out", ["personal={tensors: head}", "evaluate.clients.export=personal"]),
+    ("evaluate.server", "personal.tensors", ["personal={tensors: head}", "evaluate.server=true"]),
+    ("evaluate.clients.statistics", "run", ["evaluate.clients.statistics=training"]),
     ("personal.rule", "method", ["personal={tensors: head}", OVER_STEPS]),
     (
         *("personal.rule", "run"),

@@ -16,17 +16,18 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import Result, resume, run
 from fedfleet.engine.clients.own_columns import OfClients, distribution
 from fedfleet.engine.clients.own_models import ClientReports, ClientRows, evaluated_clients
+from fedfleet.engine.clients.own_statistics import OwnStatistics
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.records.metrics import better, is_in_short
+from fedfleet.engine.records.metrics import better, is_in_short, on_validation
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.tune.validation import on_validation
+from fedfleet.engine.workload.layers import momenta_of
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.partitions.standard import Dirichlet, Iid
 from tests.algorithms.own import CASES, PROBLEMS
 from tests.engine.setups import Built, execute_together
-from tests.engine.test_personal import HEAD, network, small
+from tests.engine.test_personal import HEAD, NORMED, network, small
 from tests.faults.runs import Watch, interrupt
 
 DIGITS = 1e-10
@@ -349,6 +350,24 @@ def test_a_fork_keeps_what_is_personal(tmp_path: Path):
     sentence = "personal.tensors must stay as it is in a fork: clients keep rows of another form"
     with pytest.raises(ConfigError, match=sentence.replace(".", r"\.")):
         fedfleet.fork(tmp_path / "parent", 2, "personal.tensors=body", tmp_path / "other", progress=False)
+
+
+# --- running statistics -----------------------------------------------------------------------------------------------
+@pytest.mark.long
+def test_statistics_of_a_clients_own_rows():
+    """By hand for the first layer: the means of the batches' means and unbiased variances, of 7 rows as 3, 3 and 1."""
+    x = Tree.of({name: value.double() for name, value in NORMED.init(0).items()})
+    images = torch.rand(7, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    columns = {"input": images, "label": torch.arange(7)}
+    momenta = momenta_of(NORMED.outline)
+    assert set(momenta.values()) == {0.1}
+    found = OwnStatistics(NORMED, {}, momenta, 3, 0, lambda: None).measured(x, 5, columns)
+    hidden = [batch.flatten(1) @ x["1.weight"].T + x["1.bias"] for batch in images.split(3)]
+    mean = torch.stack([each.mean(0) for each in hidden]).mean(0)
+    var = torch.stack([each.var(0) if len(each) > 1 else torch.zeros(6).double() for each in hidden]).mean(0)
+    torch.testing.assert_close(found["2.running_mean"], mean, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found["2.running_var"], var, rtol=1e-12, atol=1e-14)
+    assert all(torch.equal(found[name], x[name]) for name in x.layout.names if "running" not in name)
 
 
 # --- reports of several clients at once -------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.records.metrics import better
+from fedfleet.engine.records.metrics import better, on_validation
 from fedfleet.tune.report.findings import chosen_by
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.study.check import check_metrics
 from fedfleet.tune.study.spec import Study, study
 from fedfleet.tune.units import in_words, is_share
-from fedfleet.tune.validation import on_validation
 
 RATES = {"search": "grid", "values": [0.1, 0.01]}
 

@@ -12,6 +12,7 @@ import click
 from ...engine.config.schema import part_name
 from ...engine.errors import ConfigError
 from ...engine.run_spec import RunSpec
+from ...engine.runs.client_states import FOLDER, file_name
 from ...engine.runs.result import Result
 from ...engine.runs.saved_files import save_model
 from ...engine.storage.atomic_write import write
@@ -25,10 +26,7 @@ from .options import KeyedCommand, Out
 if TYPE_CHECKING:
     from torch import Tensor
 
-FOLDER = "client-models"
-"""The folder in that of the run where the files lie, unless `--out` says otherwise."""
-
-FORMS = ("tensors", "adapter", "merged")
+FORMS = ("tensors", "personal", "adapter", "merged")
 
 
 @click.command("export", cls=KeyedCommand)
@@ -43,8 +41,17 @@ FORMS = ("tensors", "adapter", "merged")
     *("--as", "form"),
     type=click.Choice(FORMS),
     default="tensors",
-    help="All tensors of a model (default); its adapter alone, in the layout of peft; or the network without adapters, "
-    "whose weights have the changes. Without clients, that of the server.",
+    help="All tensors of a model (default); those alone that stay with the client; its adapter alone, in the layout of "
+    "peft; or the network without adapters, whose weights have the changes. Without clients, that of the server.",
+)
+@click.option(
+    "--adapt",
+    type=click.IntRange(min=1),
+    is_flag=False,
+    flag_value=1,
+    default=None,
+    metavar="N",
+    help="The models after the adaptation of the run, or after number N of several.",
 )
 @click.option(
     "--out",
@@ -52,32 +59,32 @@ FORMS = ("tensors", "adapter", "merged")
     help=f"The file of one client, or the folder of the files of several (default: {FOLDER}/ in RUN).",
 )
 @report_errors
-def command(run: Path, clients: tuple[str, ...], form: str, out: Path | None) -> None:
+def command(run: Path, clients: tuple[str, ...], form: str, adapt: int | None, out: Path | None) -> None:
     """Write the own models of clients of the complete run in the folder RUN as safetensors files.
 
     A file has all tensors of the model that the client is served with after the last round. The model of a run with an
     adapter is written in other forms, too, also that of the server. Plug-ins that the run's config.yaml names are
     executed: do not export from a folder that you do not trust.
     """
-    if form != "tensors":
-        return export_adapted(run, clients, form, out)
+    if form not in ("tensors", "personal"):
+        return export_adapted(run, clients, form, adapt or 0, out)
     if not clients:
         raise ConfigError("--client is missing; give the clients whose models are written, or all, or --as merged")
     numbers = None if clients == ("all",) else client_numbers(clients, "--client")
-    states = Result.load(run).client_states()
+    states = Result.load(run).client_states(adapt or 0)
     chosen = states.clients if numbers is None else numbers
     states.check(chosen)
     folder = out or run / FOLDER
     if out is not None and numbers is not None and len(numbers) == 1:
         files = [out]
     else:
-        files = [folder / f"{client:07}.safetensors" for client in chosen]
+        files = [folder / file_name(client) for client in chosen]
     for client, file in zip(chosen, files, strict=True):
-        states.save(client, file)
+        states.save(client, file, "personal" if form == "personal" else "whole")
     say(str(files[0]) if len(files) == 1 else f"{len(files)} models in {folder}")
 
 
-def export_adapted(run: Path, clients: tuple[str, ...], form: str, out: Path | None) -> None:
+def export_adapted(run: Path, clients: tuple[str, ...], form: str, adapt: int, out: Path | None) -> None:
     """Write the model of one client, or of the server, as its adapter alone or without an adapter."""
     if out is None:
         raise ConfigError(f"--out is missing; give a {'folder' if form == 'adapter' else 'file'} for --as {form}")
@@ -85,7 +92,9 @@ def export_adapted(run: Path, clients: tuple[str, ...], form: str, out: Path | N
     numbers = client_numbers(clients, "--client") if clients else []
     if len(numbers) > 1:
         raise ConfigError(f"--client: --as {form} writes one model, got {len(numbers)} clients; give one of them")
-    tensors = result.client_states().model(numbers[0]) if numbers else result.model
+    if adapt and not numbers:
+        raise ConfigError("--adapt is for models of clients, got none; give --client")
+    tensors = result.client_model(numbers[0], adapt) if numbers else result.model
     run_spec = RunSpec.of(result.run_id, result.experiment)
     if form == "adapter" and run_spec.held:
         method = part_name(result.experiment.method)

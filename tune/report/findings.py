@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...engine.records.metrics import on_validation
 from .. import units
 from ..by_client import ByClient
 from ..run_files import column, data_in_part, privacy_spent, read_columns, read_table, versions_of
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
-from ..validation import on_validation
 from .served import Row, Served, served
 from .statistics import Spread, spread
 

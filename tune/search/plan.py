@@ -12,9 +12,10 @@ from pydantic import Field, field_validator
 from ...engine.config.schema import LARGEST_COUNT, Experiment, Section, experiment, validated
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
+from ...engine.records.metrics import refuse_test_metric
 from ...engine.storage.expanded import expanded_address
 from ..ranges import Range, corners, decided, ranges
-from ..validation import fraction, refuse_test_metric
+from ..validation import fraction
 
 TOTALS = ("bytes", "seconds")
 """Objectives that are no columns of the record: bytes in both directions, and seconds, of a whole run."""

@@ -15,13 +15,12 @@ from ...engine.config.differences import fork_changes
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.planning.execution_plan import without_numbers
-from ...engine.records.metrics import better
+from ...engine.records.metrics import better, on_validation, refuse_test_metric
 from ...engine.run_spec import RunSpec
 from ...engine.runs.expected_columns import check_column
 from ...engine.runs.prepare import prepare
 from ..tracking.stores import store
 from ..tracking.writers import check_names
-from ..validation import refuse_test_metric
 from .cells import Cell, cells, first_values, grid, has_ranges, levels, planned
 from .searches import check_searches
 from .spec import Study
@@ -99,6 +98,11 @@ def check_metrics(study: Study) -> None:
     """
     if study.validation and study.tune.each != "none":
         refuse_test_metric("tune.metric", study.deciding)
+    if study.validation and study.report.best_round and on_validation(study.report.metric):
+        raise ConfigError(
+            f"report.best_round: choices are made on validation rows, got {study.report.metric}; leave it out, or set "
+            "report.best_of_test"
+        )
     by_workload: dict[str, dict[str, Experiment]] = {}
     for _, at in levels(study):
         for method in study.methods:

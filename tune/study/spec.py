@@ -19,9 +19,10 @@ from ...engine.config.differences import flatten
 from ...engine.config.schema import LARGEST_COUNT, Direction, Section, Trackers, validated
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
+from ...engine.records.metrics import on_validation
 from ...engine.storage.expanded import expanded
 from ..files import listed, load_data, located, override, read_yaml
-from ..validation import fraction, on_validation
+from ..validation import fraction
 
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
 """The defaults of an experiment."""
@@ -82,6 +83,9 @@ class Report(Section):
     against: tuple[str, ...] = ()
     """Methods, such as [Local, FedAvg], with which the others are compared client by client, where the metric is of
     clients' own models: the report has the shares of clients that are better, equal and worse off."""
+    best_of_test: bool = False
+    """Whether the report also has a table with the best evaluation of each run on test rows, as many papers report it,
+    labelled "as published, optimistic"."""
     targets: tuple[float, ...] = ()
     """Values of the metric for which the report has the rounds, bytes and seconds to reach them."""
     level_axis: str | None = None
