@@ -137,6 +137,10 @@ class Classification(Workload):
         return self.shape if {"losses", *self.overridden} == {"losses"} else None
 
     @property
+    def of_package(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.model.of_package
+
+    @property
     def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.outlined.summary
 

@@ -127,6 +127,9 @@ class Model(ABC):
         """The files that initial weights are read from, by names as in `Workload.data_files`."""
         return {}
 
+    of_package: bool = False
+    """See `Workload.of_package`."""
+
 
 class Adapter(ABC):
     """A recipe for what is trained beside the frozen tensors of a network. A subclass is a frozen dataclass of settings
@@ -290,6 +293,10 @@ class Workload(ABC):
     outline_input: tuple[int, ...] | None = None
     """The shape of one input of `outline`, where one call of it is all that a loss computes, besides what costs little.
     """
+
+    of_package: bool = False
+    """Whether the code of the network is a package's. Where it cannot be vectorised, clients then train one after the
+    other, unless `engine.vectorise` is given; the user's own code is refused with its line."""
 
     training_rows: int | None = None
     """The number of training rows, where it is known before they are read."""

@@ -532,6 +532,12 @@ class Trial:
             raise
         except RAISED_BY_USERS as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
+            asked = "vectorise" in self.run_spec.experiment.engine.model_fields_set
+            if self.run_spec.workload.of_package and in_losses(error) and not asked:
+                where = "".join(f" ({line})" for line in user_lines(error)[:1])
+                reason = f"{vmap_rule_broken(text[0])}{where}"
+                self.run_spec.proofs.blocks = f"{reason}; engine.vectorise=false says the same"
+                return
             self.refuse(
                 f"clients cannot be run together under torch.func.vmap: {vmap_rule_broken(text[0])}",
                 user_lines(error)[:1],

@@ -4,10 +4,11 @@ the rules is not refused."""
 from __future__ import annotations
 
 import random
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Mlp
+from tests.engine.setups import Built
 from tests.methods import ON_ANY_MODEL as METHODS
 from tests.test_conformance import few
 
@@ -438,6 +440,35 @@ def test_workloads():
     assert "losses write in place into the batch" in refused(digits("fedavg", Shifts()), "labels")
     assert "engine.vectorise=false" in refused(digits("fedavg", LongShort()), "lstm")
     assert len(run(digits("fedavg", LongShort(), vectorise=False)).rows) == 2
+
+
+@dataclass(frozen=True)
+class Packaged(Built):
+    """A network whose code is said to be a package's."""
+
+    of_package: ClassVar[bool] = True
+
+
+class Branches(nn.Module):
+    """A layer that branches on the values of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1) if x.sum() > 0 else -x.flatten(1))  # network
+
+
+def test_networks_of_packages_run_one_by_one(tmp_path: Path):
+    """The log says so once, with the line; the user's own are refused, and so is what the user asked for."""
+    packaged = digits("fedavg", Digits(Packaged(Branches)))
+    assert len(run(packaged, tmp_path / "run").rows) == 2
+    told = [line for line in (tmp_path / "run/run.log").read_text().splitlines() if "one after the other" in line]
+    assert len(told) == 1
+    assert re.search(r"a branch .* depends on a tensor's value \(.*line \d+ in forward.*\); engine.vectorise=", told[0])
+    assert "cannot be run together" in refused(digits("fedavg", Digits(Packaged(Branches)), vectorise=True), "network")
+    assert "cannot be run together" in refused(digits("fedavg", Digits(Built(Branches))), "network")
 
 
 @pytest.mark.parametrize(("made", "shape"), [(MeanLoss, r"\(\)"), (Pairs, r"\(\d+, 2\)")])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,8 @@ class Pretrained(Model):
     attention: str = "eager"
     dropout: float = 0.0
     train: tuple[str, ...] = ("*",)
+
+    of_package: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:

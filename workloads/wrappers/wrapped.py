@@ -50,6 +50,10 @@ class WithDataOf(Workload):
         return self.of.outline_input
 
     @property
+    def of_package(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.of_package
+
+    @property
     def training_rows(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.training_rows
 
