@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from .aggregation.messages import Messages, product
-from .contract import Deferred, Message, Public, Round, RunContext, Server
+from .contract import Deferred, Message, Public, Round, RunContext, Server, Viewer
 from .fedavg import Plain
 from .local import LocalMethod, Rule
 from .parts.checks import nonnegative, one_of
@@ -72,7 +72,8 @@ class Cfl(OneOfSeveral):
     not_private = "it compares updates one by one"
 
     # --- clients ------------------------------------------------------------------------------------------------------
-    def view(self, public: Clusters, number: Tensor, losses: Tensor) -> Public:
+    def view(self, public: Clusters, viewer: Viewer, losses: Tensor) -> Public:
+        number = viewer.number
         new = number >= self.clients  # a client that is never trained with
         return view_of(public.models, torch.where(new, 0, public.of[torch.where(new, 0, number)]))
 

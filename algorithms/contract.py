@@ -163,6 +163,14 @@ class Adaptation(NamedTuple):
     tensors: tuple[str, ...] | None = None
 
 
+class Viewer(NamedTuple):
+    """The client that makes something of its own of the broadcast. `number`: (), int64; `share`: (), float64, how many
+    rows it trains on, divided by their mean over all clients."""
+
+    number: Tensor
+    share: Tensor
+
+
 class LocalNorms(NamedTuple):
     """How far clients can have gone after 1, 2, … local steps. The engine multiplies the weight of a client that took
     K steps by (the mean of `effective` over the cohort, with the client weights) / `norms`[K - 1]."""
@@ -292,9 +300,9 @@ class Algorithm(ABC):
         before it is evaluated; all tensors of the model. Only with `own_view`."""
         return ()
 
-    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
         """What one client makes of the broadcast, which its other functions then get in the place of `public`, except
-        `client_init`. `number`: (), int64, of the client; `losses`: (m,), those of `looks`. Only with `own_view`."""
+        `client_init`. `losses`: (m,), those of `looks`. Only with `own_view`."""
         return public
 
     @abstractmethod
@@ -443,8 +451,8 @@ class Around(Algorithm):
     def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
         return self.method.looks(public, client)
 
-    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
-        return self.method.view(public, number, losses)
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
+        return self.method.view(public, viewer, losses)
 
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return self.method.client_model(x, public, client)

@@ -21,8 +21,8 @@ code divides by the number of steps of the mean client; here it is each client's
 
 Departures:
 - control = "none" is FedDyn; it is an option of ours.
-- The authors' code weighs alpha, c and the sums by the clients' numbers of examples; here all means are uniform,
-  whatever the federation's client weights are.
+- The authors' code weighs alpha, c and the sums by the clients' numbers of examples; here alpha_by = "examples" does so
+  with alpha, and all means are uniform, whatever the federation's client weights are.
 - With other rules than plain descent c_i is the mean of the directions, where the code's displacement would be another
   vector.
 """
@@ -33,13 +33,18 @@ from typing import Literal
 
 from .local import LocalMethod, Rule
 from .parts.checks import one_of
-from .parts.drift import Drift, Drifted
+from .parts.drift import AlphaBy, ByExamples, Drift, Drifted, drifting
 from .parts.rules import Sgd
 
 
-def feddc(rule: Rule = Sgd(0.1), alpha: float = 0.01, control: Literal["mean", "none"] = "mean") -> LocalMethod:
+def feddc(
+    rule: Rule = Sgd(0.1),
+    alpha: float = 0.01,
+    control: Literal["mean", "none"] = "mean",
+    alpha_by: AlphaBy = "none",
+) -> LocalMethod | ByExamples:
     """rule: the local optimiser, which steps along the corrected gradient; alpha: weight of the pull towards the
     server's model minus the drift; control: control variates that are means of the directions (mean), or none, which is
-    FedDyn."""
+    FedDyn; alpha_by: see `feddyn`."""
     one_of("mean", "none", control=control)
-    return LocalMethod(rule, Drift(alpha, control == "mean"), Drifted())
+    return drifting(LocalMethod(rule, Drift(alpha, control == "mean"), Drifted()), alpha_by)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..workloads import counted
-from .contract import Client, Deferred, Local, Message, Public, Round, RunContext, Server
+from .contract import Client, Deferred, Local, Message, Public, Round, RunContext, Server, Viewer
 from .fedavg import Plain
 from .local import LocalMethod, Rule
 from .parts.checks import nonnegative
@@ -82,7 +82,7 @@ class Ifca(OneOfSeveral):
     def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
         return public
 
-    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
         return view_of(public, losses.argmin())
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .contract import Around, Client, Local, LocalSteps, Message, Oracle, Public, Round, Server
+from .contract import Around, Client, Local, LocalSteps, Message, Oracle, Public, Round, Server, Viewer
 from .fedavg import Plain
 from .local import LocalMethod, Rule
 from .parts.checks import nonnegative, positive, refuse
@@ -64,7 +64,7 @@ class QFedAvg(Around):
     def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
         return (self.origin(public),) if self.q else ()  # with q = 0 no loss counts
 
-    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
         return View(public, losses.sum() + self.floor)
 
     def client_init(self, public: Public) -> Client:

@@ -12,6 +12,8 @@ Acar et al., ICLR 2021, arXiv:2111.04263; Gao et al., CVPR 2022, arXiv:2203.1175
 c and c_i are FedDC's; FedDyn has none of the two. d is the mean of all d_i and stays on the server. Means are uniform,
 whatever the federation's client weights are: d would not be the mean of all d_i otherwise.
 
+With alpha_by = "examples", alpha of client i is alpha n / (N n_i), where n_i of all n rows are its own.
+
 The lines of the clients and of c are those of the estimator `Drift`, and the lines of d and x those of `Drifted`.
 """
 
@@ -22,8 +24,8 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from ..contract import Oracle, Round
-from ..local import Estimator, ServerRule
+from ..contract import Around, Client, Local, Message, Oracle, Public, Round, Server, Viewer
+from ..local import Estimator, LocalMethod, ServerRule
 from ..tree import Tree
 from .checks import one_of
 
@@ -38,6 +40,7 @@ class Own(NamedTuple):
 class Trace(NamedTuple):
     x: Tree  # the server's model
     total: Any  # the sum of u where there are control variates, else ()
+    alpha: Any = ()  # (), the client's alpha where it has one of its own, else ()
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,9 @@ class Drift(Estimator):
         return Trace(x, self._control(x))
 
     def estimate(self, oracle: Oracle, y: Tree, c: Any, c_i: Own, trace: Trace) -> tuple[Tree, Trace]:
-        u = oracle(y).add(y - trace.x + c_i.drift, self.alpha)
-        return (u + c - c_i.control, Trace(trace.x, trace.total + u)) if self.controlled else (u, trace)
+        alpha: Any = trace.alpha if isinstance(trace.alpha, Tensor) else self.alpha
+        u = oracle(y).add(y - trace.x + c_i.drift, alpha)
+        return (u + c - c_i.control, trace._replace(total=trace.total + u)) if self.controlled else (u, trace)
 
     def finish(self, c: Any, c_i: Own, trace: Trace, steps: Tensor, delta: Tree) -> tuple[Own, Any]:
         control = trace.total / steps if self.controlled else ()
@@ -97,3 +101,58 @@ class Drifted(ServerRule):
 
     def model(self, x: Tree, state: Tree) -> Tree:
         return x - state if self.evaluate == "mean" else x
+
+
+AlphaBy = Literal["none", "examples"]
+"""What alpha depends on."""
+
+
+class View(NamedTuple):
+    """What a client makes of the broadcast."""
+
+    method: Any  # the public state of the method
+    alpha: Tensor  # ()
+
+
+@dataclass(frozen=True)
+class ByExamples(Around):
+    """`method`: with `Drift`, whose alpha is divided by the client's share of the rows."""
+
+    method: LocalMethod
+    own_view = True  # pyright: ignore[reportAssignmentType]
+
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> View:
+        assert isinstance(self.method.estimator, Drift)
+        return View(public, (self.method.estimator.alpha / viewer.share).to(public.x.flat.dtype))
+
+    def client_begin(self, public: View, client: Client) -> Local:
+        local = self.method.client_begin(public.method, client)
+        return local._replace(trace=local.trace._replace(alpha=public.alpha))
+
+    # --- the method's own ---------------------------------------------------------------------------------------------
+    def server_init(self, x: Tree) -> Server:
+        return self.method.server_init(x)
+
+    def client_init(self, public: Public) -> Client:
+        return self.method.client_init(public)
+
+    def client_step(self, public: View, client: Client, local: Local, oracle: Oracle) -> Local:
+        return self.method.client_step(public.method, client, local, oracle)
+
+    def client_finish(self, public: View, client: Client, local: Local) -> tuple[Message, Client]:
+        return self.method.client_finish(public.method, client, local)
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        return self.method.server_update(server, mean, round)
+
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.server_metrics(server, mean, round)
+
+    def model(self, server: Server) -> Tree:
+        return self.method.model(server)
+
+
+def drifting(method: LocalMethod, alpha_by: AlphaBy) -> LocalMethod | ByExamples:
+    """The method, with an alpha for each client if it depends on the clients' rows."""
+    one_of("none", "examples", alpha_by=alpha_by)
+    return ByExamples(method) if alpha_by == "examples" else method

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Adaptation, Algorithm, Message
+from ...algorithms.contract import Adaptation, Algorithm, Message, Viewer
 from ...algorithms.tree import Tree
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex
@@ -372,11 +372,14 @@ class Worker:
         it keeps; index: the rows that clients train on."""
         models = algorithm.looks(public, client)
         workload = self.run_spec.workload
-        rows = ClientRows.of(self.data.train, index, np.array([number]), self.device, workload)
-        with self.kernels.around_losses(), evaluating():
-            losses = [self.reports.of_one_model(model, rows)["loss"][0] for model in models]
-        of_client = torch.tensor(number, device=self.device)
-        seen = algorithm.view(public, of_client, torch.tensor(losses, dtype=self.x.flat.dtype, device=self.device))
+        losses: list[float] = []
+        if models:
+            rows = ClientRows.of(self.data.train, index, np.array([number]), self.device, workload)
+            with self.kernels.around_losses(), evaluating():
+                losses = [self.reports.of_one_model(model, rows)["loss"][0] for model in models]
+        share = torch.tensor(index.sizes[number] / index.sizes.mean(), dtype=torch.float64, device=self.device)
+        viewer = Viewer(torch.tensor(number, device=self.device), share)
+        seen = algorithm.view(public, viewer, torch.tensor(losses, dtype=self.x.flat.dtype, device=self.device))
         return seen, len(models) * int(index.sizes[number])
 
     # --- client states --------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm, Around, Client, Local, Message, Oracle, Public, Round, Server
+from ...algorithms.contract import Algorithm, Around, Client, Local, Message, Oracle, Public, Round, Server, Viewer
 from ...algorithms.tree import Layout, Tree
 
 
@@ -110,8 +110,8 @@ class Buffered(Around):
     def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
         return tuple(join_trees(x, public.buffers) for x in self.method.looks(public.method, client))
 
-    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
-        return public._replace(method=self.method.view(public.method, number, losses))
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
+        return public._replace(method=self.method.view(public.method, viewer, losses))
 
     def client_begin(self, public: Public, client: Client) -> Local:
         return WithBuffers(self.method.client_begin(public.method, client), public.buffers)

@@ -42,6 +42,7 @@ from ...algorithms.contract import (
     Public,
     Round,
     Server,
+    Viewer,
 )
 from ...algorithms.local import Rule, declared_lr
 from ...algorithms.parts.turns import Turns, chosen
@@ -216,8 +217,8 @@ class Personal(Around):
         shared = self.method.looks(public.method, client.method)
         return tuple(self.division.join(x, client.personal) for x in shared)
 
-    def view(self, public: Public, number: Tensor, losses: Tensor) -> Public:
-        return public._replace(method=self.method.view(public.method, number, losses))
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
+        return public._replace(method=self.method.view(public.method, viewer, losses))
 
     def client_begin(self, public: Public, client: Client) -> Local:
         local = self.method.client_begin(public.method, client.method)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm, Constant, Known, Message, Server
+from ...algorithms.contract import Algorithm, Constant, Known, Message, Server, Viewer
 from ...algorithms.tree import Tree
 from .batch_norm import buffers_in
 
@@ -129,7 +129,8 @@ def some_view(algorithm: Algorithm, public: Any, client: Any) -> Any:
         return public
     models = algorithm.looks(public, client)
     losses = models[0].flat.new_zeros(len(models)) if models else torch.zeros(0)
-    return algorithm.view(public, torch.zeros((), dtype=torch.int64, device=losses.device), losses)
+    number = torch.zeros((), dtype=torch.int64, device=losses.device)
+    return algorithm.view(public, Viewer(number, torch.ones_like(number, dtype=torch.float64)), losses)
 
 
 def without_known(public: Any) -> Any:

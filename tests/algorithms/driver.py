@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.aggregation.messages import Messages, Stored
-from fedfleet.algorithms.contract import Round
+from fedfleet.algorithms.contract import Round, Viewer
 from fedfleet.algorithms.tree import Tree
 from fedfleet.workloads import counted
 
@@ -80,7 +80,10 @@ def seen(method, public, client, i, problem):
     if not method.own_view:
         return public
     losses = [problem.loss(i, arrays(x)) for x in method.looks(public, client)]
-    return method.view(public, torch.tensor(i), torch.tensor(losses, dtype=torch.float64))
+    sizes = [len(rows) for rows in getattr(problem, "rows", [])]
+    share = sizes[i] * len(sizes) / sum(sizes) if sizes else 1.0
+    viewer = Viewer(torch.tensor(i), torch.tensor(share, dtype=torch.float64))
+    return method.view(public, viewer, torch.tensor(losses, dtype=torch.float64))
 
 
 def visit(method, public, client, oracles):

@@ -45,6 +45,11 @@ class Mixed(Quadratic):
     def shapes(self):
         return SHAPES
 
+    @property
+    def rows(self):
+        """Clients have 2, 3, … rows."""
+        return [range(2 + i) for i in range(self.clients)]
+
 
 PROBLEM = Mixed()
 TABLES = Registry()

@@ -63,6 +63,15 @@ def test_golden_values_of_feddyn():
         equal(model, expected)
 
 
+def test_golden_values_with_an_alpha_for_each_client():
+    case = CASES["feddyn, alpha by examples"]
+    result = run(feddyn(Sgd(0.1), 0.5, alpha_by="examples"), PROBLEM, *case.timetable)
+    for model, expected in zip(result.models(), case.expected["x"], strict=True):
+        equal(model, expected)
+    for i, kept in rows(case):
+        equal(result.clients[-1][i].own.drift, kept["d"])
+
+
 @problems
 @plain_and_adam
 def test_feddyn(problem, fast, plain):

@@ -38,6 +38,23 @@ def test_alone_as_in_a_block(method, more):
     assert all(rows)
 
 
+def test_a_client_knows_its_share_of_the_rows():
+    """Alone and in a block, where clients have unequal numbers of rows, and in float32."""
+    partition = {"name": "dirichlet", "beta": 0.5}
+    uneven = {"name": "digits", "model": {"name": "mlp", "hidden": [8]}, "partition": partition}
+
+    def trained(block, dtype="float64", alpha_by="examples"):
+        method = {"name": "feddyn", "alpha": 0.1, "alpha_by": alpha_by}
+        engine = {"backend": "local", "kernels": "torch", "block": block, "dtype": dtype}
+        found = run(small(method=method, workload=uneven, federation=FEDERATION, engine=engine)).model
+        return torch.cat([leaf.flatten() for leaf in found.values()])
+
+    one, two = trained(1), trained(3)
+    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+    assert not torch.equal(two, trained(3, alpha_by="none"))
+    torch.testing.assert_close(trained(3, "float32").double(), two, rtol=1e-4, atol=1e-5)
+
+
 def test_runs_without_views_have_no_column_of_them():
     assert "client/looks" not in run(small()).rows[-1]
     assert "client/looks" not in run(small(method={"name": "qffl", "q": 0.0})).rows[-1]
