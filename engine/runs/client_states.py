@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...algorithms.contract import Viewer
 from ...algorithms.tree import Tree
 from ..clients.own_models import OwnModels, adapted
 from ..clients.worker import Data, Worker
@@ -133,7 +134,8 @@ class ClientStates:
         state = self._fresh if row < 0 or self._row_files is None else self._row_files.read_one(row)
         public = self._public
         if self._method.own_view:
-            public = self._method.view(public, torch.tensor(client), torch.zeros(0))
+            viewer = Viewer(torch.tensor(client), torch.tensor(torch.nan))  # nobody trains with its share of the rows
+            public = self._method.view(public, viewer, torch.zeros(0))
         return self._method.client_model(self._x, public, state)
 
     @cached_property
