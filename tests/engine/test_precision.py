@@ -11,6 +11,7 @@ from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.data.digits import Digits
@@ -66,6 +67,32 @@ def test_gradients_are_float32s_within_bfloat16s_rounding(model):
     assert half[0].dtype == half[1].dtype == torch.float32
     assert 0 < float((half[0] - full[0]).norm() / full[0].norm()) < 0.1
     assert float((half[1] - full[1]).abs()) < 0.05
+
+
+@pytest.mark.long
+def test_language_models_have_the_losses_of_float32(tmp_path):
+    """Within 1e-2 in the first two rounds. Norms, the softmax of attention and the losses are float32."""
+    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 40, encoding="utf-8")
+    rows = [
+        run(
+            experiment(
+                {
+                    "workload": {
+                        **{"name": "characters", "path": str(tmp_path / "text.txt"), "length": 16},
+                        "model": {"name": "gpt", "width": 32, "depth": 2, "heads": 2},
+                    },
+                    "method": {"name": "diloco", "rule": {"name": "adamw", "lr": 0.003}},
+                    "federation": {"clients": 2, "cohort": 2, "rounds": 2, "local": {"steps": 4, "batch": 8}},
+                    "engine": {"backend": "local", "precision": precision},
+                    "tracking": {"uri": "none"},
+                }
+            )
+        ).rows
+        for precision in ("same", "bfloat16")
+    ]
+    for same, half in zip(*rows, strict=True):
+        assert same["train/loss"] != half["train/loss"]
+        assert half["train/loss"] == pytest.approx(same["train/loss"], rel=1e-2)
 
 
 def test_refused_where_it_makes_no_sense():
