@@ -2,6 +2,7 @@
 
     python benchmarks/forks.py                    10,000 clients, SCAFFOLD, an MLP with 9,985 parameters
     python benchmarks/forks.py many_logistic      the same with 650 parameters
+    python benchmarks/forks.py many_lenet --method ditto   clients with whole models of their own
     python benchmarks/forks.py --folder /mnt/x    with the runs' folders on another disk
 
 A run takes three rounds, in each of which all clients take part, and is forked after round 2. For each fork the script
@@ -35,9 +36,10 @@ def on_disk(folder: Path) -> int:
     return sum({stat.st_ino: stat.st_blocks * 512 for stat in stats}.values())
 
 
-def settings(work: str, clients: int) -> dict[str, Any]:
+def settings(work: str, clients: int, method: str) -> dict[str, Any]:
     plan = {"clients": clients, "cohort": clients, "rounds": AFTER + 1, "local": {"steps": 1, "batch": 10}}
-    made = config(work, plan, every=1)
+    made = config(work, plan, 1, method)
+    made["evaluate"]["clients"] = {"own": False}
     made["engine"] = {"backend": "local", "block": 50, "kernels": "torch", "keep_state": True}
     made["checkpoint"] |= {"keep": 9}
     return made
@@ -56,16 +58,18 @@ def measure(parent: Path, out: Path) -> tuple[float, float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", nargs="?", default="many_mlp", choices=["many_mlp", "many_logistic"])
+    parser.add_argument("work", nargs="?", default="many_mlp", choices=["many_mlp", "many_logistic", "many_lenet"])
+    parser.add_argument("--method", default="scaffold", help="one whose clients keep a vector of the model's size")
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--forks", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as made:
         folder = Path(made)
-        fedfleet.run(experiment(settings(asked.work, asked.clients)), folder / "parent")
+        fedfleet.run(experiment(settings(asked.work, asked.clients, asked.method)), folder / "parent")
         states = on_disk(folder / "parent" / "state")
-        print(f"{asked.work}, {asked.clients:,} clients, {states / MIB:,.0f} MiB of states in {AFTER + 1} rounds")
+        what = f"{asked.work}, {asked.method}, {asked.clients:,} clients"
+        print(f"{what}, {states / MIB:,.0f} MiB of states in {AFTER + 1} rounds")
         for number in range(asked.forks):
             forked, started, grown = measure(folder / "parent", folder / f"fork-{number}")
             print(

@@ -4,6 +4,7 @@
     python benchmarks/scale.py mlp            100,000 SCAFFOLD clients with 9,985 parameters: start-up, memory, rounds
     python benchmarks/scale.py checkpoints    the cost of checkpoints for the 10,000 clients
     python benchmarks/scale.py million        1,000,000 clients, FedAvg and SCAFFOLD, two models: start-up, memory, disk
+    python benchmarks/scale.py lenet --method ditto       the same clients with whole models of their own
 
 Each run is a process of its own, on Ray with two workers; runs that are compared go in turn. Data are synthetic,
 because only speed is measured. The folders of runs are made under --folder and removed.
@@ -27,12 +28,12 @@ WARMUP = 3
 """Rounds at the beginning that are not counted."""
 
 
-def config(work: str, plan: dict[str, Any], every: int = 0) -> dict[str, Any]:
+def config(work: str, plan: dict[str, Any], every: int = 0, method: str = "scaffold") -> dict[str, Any]:
     """The experiment of a work. plan: keys of `federation`. every: rounds between checkpoints, 0 for none."""
     return {
         "plugins": [str(Path(__file__).with_name("works.py"))],
         "workload": {"name": work, "clients": plan["clients"]},
-        "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.01}},
+        "method": {"name": method, "rule": {"name": "sgd", "lr": 0.01}},
         "federation": {"local": {"steps": 5, "batch": 10}, **plan},
         "engine": {"workers": 2},
         "evaluate": {"every": 0},
@@ -75,9 +76,10 @@ def lenet(asked: argparse.Namespace) -> None:
     for name, out in (("without a folder", None), ("with a folder", asked.folder / "lenet")):
         if out is None and asked.short:
             continue
-        made = config("many_lenet", plan)
+        made = config("many_lenet", plan, method=asked.method)
         made["engine"] |= {"kernels": asked.kernels}
-        show(f"lenet, {plan['clients']:,} clients, {name}", watch(made, out))
+        made["evaluate"]["clients"] = {"own": False}  # the last round evaluates, which takes no memory of states
+        show(f"lenet, {asked.method}, {plan['clients']:,} clients, {name}", watch(made, out))
 
 
 def mlp(asked: argparse.Namespace) -> None:
@@ -139,6 +141,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--often", type=int, default=5, help="rounds between checkpoints")
     parser.add_argument("--kernels", default="auto", help="lenet: engine.kernels")
+    parser.add_argument(
+        "--method", default="scaffold", help="lenet: one whose clients keep a vector of the model's size"
+    )
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--folder", help="folder in which the folders of runs are made; its disk matters")
     asked = parser.parse_args()
