@@ -401,7 +401,7 @@ PERSONAL = rows(
     (
         *("evaluate.clients.adapt", "method", "would train the weights that the method's server changes"),
         "leave it out",
-        lambda b: b.method.moves_weights and b.run_spec.adaptation(b.method) is not None,
+        lambda b: b.method.moves_weights and bool(b.run_spec.adaptations(b.method)),
     ),
     *(
         (
