@@ -215,12 +215,18 @@ class RunSpec:
             return scheduled(spec, self._built, round, federation.rounds, federation.local.steps)
         return self._built(schedules.resolve(spec, round, federation.rounds, "method"))
 
-    def _built(self, spec: Any) -> Algorithm:
-        """The method of a specification without schedules."""
+    def method_for(self, layout: Layout) -> Algorithm:
+        """The method of round 1, as if all tensors of a model with this layout were shared parameters: for shapes,
+        before the model is built. Schedules over steps have their peaks."""
+        rounds = self.experiment.federation.rounds
+        return self._built(schedules.resolve(self.experiment.method, 1, rounds, "method", peaks=True), layout)
+
+    def _built(self, spec: Any, layout: Layout | None = None) -> Algorithm:
+        """The method of a specification without schedules. layout: of the model, None to build it."""
         built = self.registry.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
             with plugin_errors("method"):
-                built = built.build(self.context)
+                built = built.build(self.context if layout is None else self.context_with(layout))
         if not isinstance(self.experiment.method, str | dict):
             check_finite(self.experiment.method, "method")
         if not isinstance(built, Algorithm):

@@ -18,7 +18,8 @@ from .batch_norm import buffers_in
 class StateSpec:
     """Samples of a method's states and messages for a given model, made by calling the method once.
 
-    Only the structure, shapes and dtypes of the samples have a meaning, not their values.
+    Only the structure, shapes and dtypes of the samples have a meaning, not their values. `at_work`: the bytes that one
+    client carries from step to step.
     """
 
     def __init__(self, algorithm: Algorithm, x: Tree) -> None:
@@ -30,6 +31,7 @@ class StateSpec:
             self.client: Any = algorithm.client_init(public)
             public = some_view(algorithm, public, self.client)
             local = algorithm.client_begin(public, self.client)
+            self.at_work = byte_count(local)
             self.sent: Message = algorithm.client_finish(public, self.client, local)[0]
             self.message: Message = algorithm.decode(public, self.sent)
         self.public_spec = pytree.tree_structure(self.public)

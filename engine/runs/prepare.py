@@ -17,7 +17,7 @@ from ..config.schema import Experiment
 from ..errors import ConfigError
 from ..fleet.asynchronous import check_pending
 from ..fleet.visits import check_fleet
-from ..method_form.state_spec import StateSpec
+from ..method_form.state_spec import StateSpec, byte_count
 from ..records.metrics import refuse_test_metric
 from ..run_spec import RUN_ID, RunSpec
 from ..storage.expanded import check_folder
@@ -25,6 +25,7 @@ from ..user_code import plugin_errors
 from ..workload.model import building_model
 from .built_conflicts import Built, check_conflicts
 from .expected_columns import check_column
+from .needs import check_needs, check_rows
 
 
 def new_run_id() -> str:
@@ -64,10 +65,13 @@ def _prepare(
     with plugin_errors("workload", settings=experiment.workload):
         workload.check()
         run_spec = replace(run_spec, data_facts=workload.facts_of_data())
+    with plugin_errors("workload", settings=experiment.workload):
+        check_needs(run_spec)
     x, built = run_spec.checked_initial_model(), Built(run_spec)
     with plugin_errors("method", settings=experiment.method), building_model(experiment.workload):
         check_privacy(built, x)
         check_conflicts(built)
+        check_rows(run_spec, byte_count(built.state_spec.client))
     run_spec.stage_plan.check(run_spec.last_round)
     run_spec.adaptations(built.method)
     check_fleet(experiment, run_spec.registry, built.state_spec)

@@ -1,0 +1,123 @@
+"""Measures the processor time of a client's LoRA steps on a small GPT, relative to a plain loop with the package peft.
+
+    python benchmarks/adapters.py [--pairs 7] [--block 1 8] [--width 128]
+
+Both run in this process on one thread, in turn: one round of a cohort by a worker of the engine (drawing and gathering
+batches, local steps, sums), and the same number of clients by a plain loop of PyTorch, whose network peft has adapted.
+Both take steps of AdamW on the factors of the projections of queries and values. The figure is the plain loop's
+processor time for a client divided by the engine's, the median of the pairs (least … most). It needs peft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import peft
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from fedfleet.engine.clients.worker import Data, Worker, keep_freed_memory
+from fedfleet.engine.cohorts.tasks import Broadcast
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.planning.autotune import STEPS, first_clients, short_run
+from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
+from fedfleet.engine.state.row_files import StateLayout
+from fedfleet.workloads.models.gpt import Gpt
+
+BATCH, LENGTH, RANK, ALPHA, LR = 8, 64, 8, 16, 1e-3
+WORDS = "a client has rows of its own and the server has the mean of what the clients send in a round "
+
+
+def plain_network(width: int, vocabulary: int) -> nn.Module:
+    """The network with peft's adapters."""
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["q", "v"])
+    return peft.get_peft_model(Gpt(width, 2, 4).build((LENGTH,), vocabulary), config)  # pyright: ignore
+
+
+def train_plainly(network: nn.Module, columns: dict[str, torch.Tensor], start: list[torch.Tensor]) -> None:
+    """One client: it begins at `start`, takes local steps, and finds how far it has come."""
+    trained = [value for value in network.parameters() if value.requires_grad]
+    with torch.no_grad():
+        for value, begin in zip(trained, start, strict=True):
+            value.copy_(begin)
+    optimiser = torch.optim.AdamW(trained, lr=LR)
+    for _ in range(STEPS):
+        rows = torch.randint(len(columns["input"]), (BATCH,))
+        logits = network(columns["input"][rows].long())
+        loss = F.cross_entropy(logits.flatten(0, 1), columns["label"][rows].flatten().long())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        _ = [value - begin for value, begin in zip(trained, start, strict=True)]
+
+
+def pairs(block: int, width: int, count: int, folder: Path) -> list[tuple[float, float]]:
+    """(plain, engine): processor seconds per client in each of `count` pairs, after one pair that does not count."""
+    (folder / "text.txt").write_text(WORDS * 500)
+    made = experiment(
+        {
+            "workload": {
+                "name": "characters",
+                "path": str(folder / "text.txt"),
+                "length": LENGTH,
+                "model": {"name": "gpt", "width": width, "depth": 2, "heads": 4},
+                "adapter": {"name": "lora", "targets": ["*.q", "*.v"], "rank": RANK, "alpha": ALPHA},
+            },
+            "method": {"name": "fedavg", "rule": {"name": "adamw", "lr": LR}},
+            "federation": {"clients": 8, "cohort": 8, "rounds": 1, "local": {"steps": STEPS, "batch": BATCH}},
+            "engine": {"backend": "local", "block": block, "kernels": "torch"},
+            "evaluate": {"every": 0},
+            "tracking": {"uri": "none"},
+        }
+    )
+    run_spec = RunSpec.of("adapters", made)
+    split = run_spec.split()
+    data = Data.of(split.train, split.test, split.client_index)
+    trial = short_run(run_spec, data, ExecutionPlan(block, "torch"))
+    algorithm = trial.method()
+    with torch.no_grad():
+        public = algorithm.broadcast(algorithm.server_init(trial.initial_model()))
+    worker = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
+    task, shared = first_clients(trial, data, block), Broadcast(1, [v.numpy() for v in pytree.tree_leaves(public)])
+    columns = {name: torch.from_numpy(column) for name, column in split.train.items()}
+    network, found = plain_network(width, trial.workload.classes), []  # pyright: ignore
+    start = [value.detach().clone() for value in network.parameters() if value.requires_grad]
+    for _ in range(count + 1):
+        clients, began = len(task.task.clients), time.process_time()
+        for _ in range(clients):
+            train_plainly(network, columns, start)
+        middle = time.process_time()
+        worker.train(task, shared)
+        found.append(((middle - began) / clients, (time.process_time() - middle) / clients))
+    return found[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--block", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--width", type=int, default=128)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    for block in asked.block:
+        with tempfile.TemporaryDirectory() as folder:
+            found = pairs(block, asked.width, asked.pairs, Path(folder))
+        ratios = [plain / ours for plain, ours in found]
+        ours = 1e3 * median(ours for _, ours in found) / STEPS
+        print(
+            f"width {asked.width}, blocks of {block}: {median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f}) of "
+            f"plain PyTorch with peft {peft.__version__}, {ours:.2f} ms per step of a client",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

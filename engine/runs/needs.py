@@ -1,0 +1,138 @@
+"""What a large run needs of this machine, computed from shapes before anything is built.
+
+It is memory for the frozen tensors and for one client at work, and room on the disk for the states of clients.
+Activations are not counted, nor what a block of several clients needs besides: blocks are measured. So a run that is
+refused here cannot fit, and one that is not may still be too large.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ...algorithms.tree import Tree
+from ...workloads.stateless import parameters_of
+from ..config.schema import part_name
+from ..errors import ConfigError
+from ..memory import available_memory
+from ..method_form.state_spec import StateSpec, byte_count
+from ..run_spec import RunSpec
+from ..user_code import plugin_errors
+from ..workload.model import check_size
+
+LARGE = 1 << 30
+"""Bytes of the tensors of a model from which on shapes are looked at before the model is built."""
+SHARED_MEMORY = Path("/dev/shm")
+"""Where Ray has what all processes of a node read."""
+COPIES = 3
+"""How often a worker has the weights that a method holds: as they were sent, as they are used, and before round 1."""
+
+
+class Needs(NamedTuple):
+    """Bytes. `base`: of the frozen tensors; `held`: of the weights that a method holds for a round; `model`: of the
+    tensors that clients train; `at_work`: of what one client carries from step to step; `row`: of what it keeps."""
+
+    base: int
+    held: int
+    model: int
+    at_work: int
+    row: int
+
+    @staticmethod
+    def of(run_spec: RunSpec) -> Needs | None:
+        """The needs of a run whose workload has an outline of its network, and None otherwise."""
+        outline = run_spec.workload.outline
+        if outline is None:
+            return None
+        names, parameters = run_spec.held, parameters_of(outline)
+        trained = {name: value for name, (value, _) in parameters.items() if value.requires_grad or name in names}
+        size = run_spec.dtype.itemsize
+        base = size * sum(value.numel() for name, (value, _) in parameters.items() if name not in trained)
+        held = size * sum(trained[name].numel() for name in names)
+        model = size * sum(value.numel() for value in trained.values()) - held
+        if not trained or run_spec.experiment.personal is not None:  # it divides the model by values
+            return Needs(base, held, model, model, 0)
+        x = Tree.of({name: torch.empty_like(v, dtype=run_spec.dtype, device="meta") for name, v in trained.items()})
+        spec = StateSpec(run_spec.method_for(x.layout), x)
+        return Needs(base, held, model, spec.at_work, byte_count(spec.client))
+
+    @property
+    def client(self) -> int:
+        """Of one client at work: what it carries from step to step, and the gradient."""
+        return self.at_work + self.model
+
+
+def check_needs(run_spec: RunSpec) -> None:
+    """Raise ConfigError for a run that cannot fit into this machine. On a cluster it is not known where workers are."""
+    if run_spec.experiment.engine.address or run_spec.workload.outline is None:
+        return
+    check_size(run_spec.workload.outline)
+    if sum(value.numel() for value in run_spec.workload.outline.parameters()) * run_spec.dtype.itemsize < LARGE:
+        return
+    with plugin_errors("method", settings=run_spec.experiment.method):
+        needs = Needs.of(run_spec)
+    assert needs is not None
+    check_base(run_spec, needs)
+    if run_spec.device.type == "cpu":
+        check_client(run_spec, needs)
+    check_rows(run_spec, needs.row)
+
+
+def check_base(run_spec: RunSpec, needs: Needs) -> None:
+    """Raise ConfigError if the frozen tensors do not fit into the memory that processes share."""
+    if run_spec.backend.name == "ray" and SHARED_MEMORY.is_dir():
+        free = shutil.disk_usage(SHARED_MEMORY).free
+        if needs.base > free:
+            raise ConfigError(
+                f"workload: the frozen tensors need {gigabytes(needs.base)} of shared memory, {SHARED_MEMORY} has "
+                f"{gigabytes(free)} free; make it larger, give engine.backend: local, or choose a smaller model"
+            )
+
+
+def check_client(run_spec: RunSpec, needs: Needs) -> None:
+    """Raise ConfigError if one client, or what the method holds, does not fit into memory beside the frozen tensors."""
+    free = available_memory()
+    if free is None:
+        return
+    left = max(0, free - needs.base)
+    if needs.client > left:
+        kept = needs.at_work - needs.model
+        raise ConfigError(
+            f"workload: one client of this model needs {gigabytes(needs.client)} besides the frozen tensors "
+            f"({needs.model / 1e9:.1f} parameters, {needs.model / 1e9:.1f} gradient, {kept / 1e9:.1f} state of the "
+            f"local steps), {gigabytes(left)} are free; train adapters (workload.adapter), give engine.device, or a "
+            "smaller model"
+        )
+    changes = COPIES * needs.held + 8 * needs.held // run_spec.dtype.itemsize
+    if changes > left - needs.client:
+        raise ConfigError(
+            f"method: {part_name(run_spec.experiment.method)} holds {gigabytes(changes)} of weights and sums beside "
+            f"the frozen tensors, {gigabytes(left - needs.client)} are free; adapt fewer modules, or choose "
+            "another method"
+        )
+
+
+def check_rows(run_spec: RunSpec, row: int) -> None:
+    """Raise ConfigError if what clients keep between rounds does not fit on the disk. row: bytes of one client."""
+    federation = run_spec.experiment.federation
+    if run_spec.resume or not row:
+        return
+    row //= 2 if run_spec.experiment.engine.state_dtype == "bfloat16" else 1
+    clients = min(federation.clients, federation.largest_cohort * federation.rounds)
+    folder = run_spec.state_folder
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    free = shutil.disk_usage(there).free
+    if clients * row > free:
+        raise ConfigError(
+            f"federation.clients: {clients:,} clients keep {gigabytes(row)} each between rounds, "
+            f"{gigabytes(clients * row)}, {gigabytes(free)} are free in {there}; give carry: reset, train adapters "
+            "(workload.adapter), or set engine.store to a larger disk"
+        )
+
+
+def gigabytes(count: float) -> str:
+    """Bytes for a message."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
