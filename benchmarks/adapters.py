@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-import peft
+import peft  # pyright: ignore[reportMissingImports]
 import torch
 from torch import nn
 from torch.nn import functional as F
