@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedfleet.engine.config.schema import validated
 from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.report.served import Row, Served
 from fedfleet.tune.study.kept_results import read_lines
 from fedfleet.tune.study.spec import Study, load, shipped
+from tools.reproductions import own_models
 from tools.reproductions.claims import NO_RECORD, NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
 from tools.reproductions.claims import Study as WithCells
 from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, studies
@@ -20,6 +24,10 @@ FILES = sorted(RESULTS.glob("*/cells.jsonl"))
 # --- the page and its inputs ------------------------------------------------------------------------------------------
 def test_the_page_is_what_the_cells_say():
     assert PAGE.read_text("utf-8") == page(), "run: python -m tools.reproductions"
+
+
+def test_the_page_of_clients_own_models_is_what_the_cells_say():
+    assert own_models.PAGE.read_text("utf-8") == own_models.own_models_page(), "run: python -m tools.reproductions"
 
 
 def test_every_folder_is_listed():
@@ -139,6 +147,25 @@ def test_other_criteria():
     alone = with_cells({"a": [80.6, 80.8]})
     assert verdict_of(alone, points={"within": 1.0}) == REPRODUCED
     assert verdict_of(alone, points={"within": 0.5}) == NOT_REPRODUCED
+
+
+def test_a_method_near_the_best_of_several():
+    some = with_cells({"a": [90.0], "b": [90.5], "c": [91.5]})
+    assert verdict_of(some, near_best={"method": "a", "among": ["b", "c"], "within": 1}) == NOT_REPRODUCED
+    assert verdict_of(some, near_best={"method": "a", "among": ["b", "c"], "within": 2}) == REPRODUCED
+    assert verdict_of(some, near_best={"method": "c", "among": ["a", "b"], "within": 0}) == REPRODUCED
+
+
+def test_an_order_of_what_is_lost_on_unseen_clients():
+    """The means over the clients that are trained with are equal, and those over the others differ."""
+    some = with_cells({"a": [90.0], "b": [90.0]})
+    unseen = {"a": 0.5, "b": 0.75}
+    rows = [Row("all", name, {0: Served(0.9, 0.9, 0.1, 0.5, unseen[name], 1.0, "s", {})}) for name in unseen]
+    made = {"s": some["s"]._replace(measured=replace(some["s"].measured, clients=rows))}
+    criterion = {"margin": 1, "of": "loss on unseen clients"}
+    assert verdict_of(made, level="all", order={"methods": ["a", "b"], **criterion}) == REPRODUCED
+    assert verdict_of(made, level="all", order={"methods": ["b", "a"], **criterion}) == NOT_REPRODUCED
+    assert verdict_of(made, level="all", order={"methods": ["a", "b"], **criterion, "margin": 30}) == TIE
 
 
 def test_a_rate_is_a_slope_over_levels():

@@ -17,6 +17,7 @@ from .inputs import (
     Line,
     Listed,
     Near,
+    NearBest,
     Order,
     Paper,
     Points,
@@ -61,6 +62,8 @@ def verdict(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
         return order(criterion, claim.level, some)
     if isinstance(criterion, Near):
         return near(criterion, claim.level, some)
+    if isinstance(criterion, NearBest):
+        return near_best(criterion, claim.level, some)
     if isinstance(criterion, Interval):
         return interval(criterion, claim.level, some)
     if isinstance(criterion, Least):
@@ -107,6 +110,8 @@ def signed(value: float) -> str:
 def order(criterion: Order, level: str | None, some: list[Study]) -> Verdict:
     """The order holds if every pair is apart by the margin, and in this order, by all three summaries; it fails if one
     pair is apart by the margin in the other order by all three. Otherwise it is a tie."""
+    if criterion.of != "value":
+        return order_of_losses(criterion, level, some[0])
     found = {pair: differences(some, level, *pair) for pair in criterion.pairs}
     weakest = min(found, key=lambda pair: min(found[pair]))
     holds = all(min(apart) >= criterion.margin for apart in found.values())
@@ -115,6 +120,31 @@ def order(criterion: Order, level: str | None, some: list[Study]) -> Verdict:
         REPRODUCED if holds else NOT_REPRODUCED if fails else TIE,
         f"order, by {criterion.margin:g} or more in all three summaries",
         by_summary(weakest, found[weakest]),
+    )
+
+
+def order_of_losses(criterion: Order, level: str | None, study: Study) -> Verdict:
+    """The same by what methods lose on unseen clients."""
+    losses = study.measured.losses(level or study.measured.levels[0])
+    found = {(above, below): losses[above] - losses[below] for above, below in criterion.pairs}
+    weakest = min(found, key=lambda pair: found[pair])
+    holds, fails = min(found.values()) >= criterion.margin, min(found.values()) <= -criterion.margin
+    told = ", ".join(f"{method} loses {losses[method]:.2f}" for method in weakest)
+    return Verdict(
+        REPRODUCED if holds else NOT_REPRODUCED if fails else TIE,
+        f"order of the losses on unseen clients, by {criterion.margin:g} or more",
+        told,
+    )
+
+
+def near_best(criterion: NearBest, level: str | None, some: list[Study]) -> Verdict:
+    found = {method: mean(values(some, method, level, SUMMARIES[0])) for method in (criterion.method, *criterion.among)}
+    best = max(criterion.among, key=lambda method: found[method])
+    apart = found[best] - found[criterion.method]
+    return Verdict(
+        REPRODUCED if apart <= criterion.within else NOT_REPRODUCED,
+        f"at most {criterion.within:g} below the best of {', '.join(criterion.among)}",
+        f"{best} − {criterion.method}: {signed(apart)}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -38,6 +39,9 @@ class Order(Section):
     methods: tuple[str | tuple[str, ...], ...] = Field(min_length=2)
     margin: float = Field(gt=0)
     """The smallest difference that counts, in the unit of the tables."""
+    of: Literal["value", "loss on unseen clients"] = "value"
+    """What is compared: the value of a method, or by how much its mean over the clients that are trained with is above
+    that over unseen clients."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -51,6 +55,14 @@ class Near(Section):
 
     methods: tuple[str, str]
     within: float = Field(gt=0)
+
+
+class NearBest(Section):
+    """A method is at most `within` below the best one of `among`."""
+
+    method: str
+    among: tuple[str, ...] = Field(min_length=1)
+    within: float = Field(ge=0)
 
 
 class Interval(Section):
@@ -124,6 +136,7 @@ class Claim(Section):
     """The level of the study; None for its only one."""
     order: Order | None = None
     near: Near | None = None
+    near_best: NearBest | None = None
     interval: Interval | None = None
     least: Least | None = None
     chosen: Chosen | None = None
@@ -143,7 +156,7 @@ class Claim(Section):
     def criteria(self) -> list[Section]:
         """Its criterion in a list; [] for a claim that no cells can decide."""
         found = (self.order, self.near, self.interval, self.least, self.chosen, self.varied, self.sooner, self.points)
-        found += (self.rate,)
+        found += (self.rate, self.near_best)
         return [criterion for criterion in found if criterion is not None]
 
 
@@ -214,6 +227,40 @@ class Studies(Section):
 
     studies: tuple[Listed, ...]
     not_run: tuple[NotRun, ...]
+
+
+class Elsewhere(Section):
+    """Figures that others have published, in a setting of their own."""
+
+    source: str
+    setting: str
+    columns: tuple[str, ...]
+    rows: dict[str, tuple[float | None, ...]]
+    """Method -> its figures, None for those that it does not have."""
+
+    @model_validator(mode="after")
+    def _full(self) -> Elsewhere:
+        for name, values in self.rows.items():
+            if len(values) != len(self.columns):
+                raise ValueError(f"{self.source}: {name} must have {len(self.columns)} numbers, got {len(values)}")
+        return self
+
+
+class OwnModels(Section):
+    """docs/results/personal.yaml: what the page of clients' own models has beside cells."""
+
+    folders: tuple[str, ...]
+    """The studies, in their order on the page."""
+    claims: tuple[Claim, ...] = ()
+    """Claims that several papers make, each in its own setting."""
+    reading: tuple[str, ...] = ()
+    """What follows from the tables, in sentences."""
+    published: tuple[Elsewhere, ...] = ()
+
+
+def own_models() -> OwnModels:
+    file = RESULTS / "personal.yaml"
+    return validated(OwnModels, read_yaml(file, str(file)), f"{file.name}: ")
 
 
 def studies() -> Studies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from fedfleet.tune.report.findings import chosen_by, key_of
+from fedfleet.tune.report.findings import chosen_by, findings, key_of
+from fedfleet.tune.report.served import Row
 from fedfleet.tune.study.cells import Cell, trials
 from fedfleet.tune.study.check import with_direction
 from fedfleet.tune.study.folder import FINISHED, StudyFolder
@@ -44,12 +45,23 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """A study's cells. rows: (method, level) -> its runs, one for each seed; lines: of cells.jsonl."""
+    """A study's cells. rows: (method, level) -> its runs, one for each seed; lines: of cells.jsonl; clients: what the
+    clients of each method and level get, where the study is about their own models."""
 
     study: Study
     rows: dict[tuple[str, str], list[Run]]
     trials: int
     lines: list[Line]
+    clients: list[Row] = field(default_factory=list)
+
+    def losses(self, level: str) -> dict[str, float]:
+        """Method -> mean over the clients that are trained with minus that over unseen ones, in the unit of tables."""
+        scale = factor(self.study.report.metric)
+        return {
+            row.method: scale * float(np.mean([run.mean - run.unseen for run in row.runs.values()]))
+            for row in self.clients
+            if row.level == level
+        }
 
     @property
     def levels(self) -> list[str]:
@@ -88,7 +100,9 @@ def measured(folder: Path) -> Measured | None:
         study, rows = there.study, dict[tuple[str, str], list[Run]]()
         for cell in there.cells():
             rows.setdefault((cell.method, key_of(cell.place)), []).append(run_of(there, study, cell))
-        return Measured(study, rows, len(trials(study)), read_lines(folder / NAME))
+        lines = read_lines(folder / NAME)
+        clients = findings(there).rows_of_clients if any("clients" in line for line in lines) else []
+        return Measured(study, rows, len(trials(study)), lines, clients)
 
 
 def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:

@@ -1,0 +1,98 @@
+"""The page of studies of clients' own models, docs/results/personal.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from fedfleet.tune.report.served import Row, both, shares
+from fedfleet.tune.units import factor
+
+from .claims import Study, verdict
+from .inputs import RESULTS, Claim, Elsewhere, own_models, papers, studies
+from .page import MADE, found, mean_and_std, mean_of, t_interval, table
+
+PAGE = RESULTS / "personal.md"
+
+INTRO = """\
+Studies of [a model for each client](../howto/personal.md), each with the seeds 0, 1 and 2. Settings were chosen on
+validation rows of seed 0, never on test rows, in shorter runs. All methods of a study have the same visits, steps and
+batches; their gradients and bytes differ. Values are accuracies in per cent on clients' own test rows after the last
+round, and of FedAvg+FT, Per-FedAvg, FedBABU and Reptile after the adaptation. `weighted` is the mean over the clients
+that are trained with, by their rows: mean ± standard deviation over seeds, and the 95 % interval of the mean by
+Student's t. `deviation` and `worst tenth` are over clients. `unseen` is the mean over clients that were never trained
+with; local training has no model for them. Then come the shares of clients that are strictly better and strictly worse
+off than with local training and with FedAvg, each compared with itself at the same seed and split. Gradients are
+those of all clients' batches in a run, without those of an adaptation."""
+
+PUBLISHED = """\
+Other networks, data, numbers of clients and rounds, so that none of these figures stands beside one of ours."""
+
+
+def own_models_page() -> str:
+    listed = own_models()
+    some = found_of(listed.folders)
+    parts = [
+        "# Clients' own models",
+        MADE,
+        INTRO,
+        *("\n".join(f"- {text}" for text in listed.reading) for _ in listed.reading[:1]),
+        *(section(study) for study in some.values()),
+        f"## Claims\n\n{claims(listed.claims, some)}",
+        f"## Published figures\n\n{PUBLISHED}",
+        *map(published, listed.published),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def found_of(folders: tuple[str, ...]) -> Mapping[str, Study]:
+    """Folder -> study, of those with cells."""
+    listed = studies()
+    wanted = listed.model_copy(update={"studies": tuple(one for one in listed.studies if one.folder in folders)})
+    some = found(wanted, papers())
+    return {folder: some[folder] for folder in folders if folder in some}
+
+
+def section(study: Study) -> str:
+    listed, made = study.listed, study.measured
+    parts = [f"## {listed.title}", f"`{listed.command}`; [the report]({listed.folder}/report.md). {listed.what}"]
+    levels = list(dict.fromkeys(row.level for row in made.clients))
+    for level in levels:
+        rows = {row.method: row for row in made.clients if row.level == level}
+        heads = ["method", "seeds", "weighted", "95 % interval", "deviation", "worst tenth", "unseen"]
+        heads += [f"better / worse than {name}" for name in made.study.report.against]
+        heads += ["gradients", "MB up", "settings"]
+        body = table(heads, (line(study, row, rows) for row in rows.values()))
+        parts.append(f"### {level[:1].upper()}{level[1:]}\n\n{body}" if len(levels) > 1 else body)
+    parts += ["\n".join(f"- {note}" for note in listed.notes)] if listed.notes else []
+    return "\n\n".join(parts)
+
+
+def line(study: Study, row: Row, rows: Mapping[str, Row]) -> Iterator[str]:
+    made = study.measured
+    report, runs = made.study.report, made.rows[row.method, row.level]
+    scale, values = factor(report.metric), [run.values["last"] for run in runs if run.values]
+    yield from (row.method, str(len(row.runs)), mean_and_std(values), t_interval(values))
+    for name in ("std", "worst", "unseen"):
+        of_runs = [getattr(run, name) * scale for run in row.runs.values()]
+        hidden = name == "unseen" and row.method == "Local"  # which has no model for them but the first one
+        yield "–" if hidden else f"{sum(of_runs) / len(of_runs):.1f}"
+    for name in report.against:
+        better, _, worse = shares(*both(rows[name], row), report.best)[0] if name in rows else (0.0, 0.0, 0.0)
+        yield "" if name == row.method else f"{better:.0%} / {worse:.0%}"
+    gradients = [run.gradients for run in row.runs.values()]
+    yield f"{sum(gradients) / len(gradients):,.0f}"
+    yield from (mean_of(runs, "megabytes"), " / ".join(dict.fromkeys(run.chosen for run in runs)))
+
+
+def claims(some: Iterable[Claim], known: Mapping[str, Study]) -> str:
+    rows = []
+    for claim in some:
+        decided = verdict(claim, known)
+        rows.append((claim.says, f"**{decided.verdict}**", decided.evidence, decided.criterion, claim.remark))
+    return table(("claim", "verdict", "the cells say", "criterion", "remark"), rows)
+
+
+def published(one: Elsewhere) -> str:
+    """Figures of others, with their setting."""
+    rows = ((name, *("" if value is None else f"{value:g}" for value in values)) for name, values in one.rows.items())
+    return f"### {one.source}\n\n{one.setting}\n\n{table(('method', *one.columns), rows)}"
