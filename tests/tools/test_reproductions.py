@@ -26,6 +26,7 @@ def test_the_page_is_what_the_cells_say():
     assert PAGE.read_text("utf-8") == page(), "run: python -m tools.reproductions"
 
 
+@pytest.mark.long
 def test_the_page_of_clients_own_models_is_what_the_cells_say():
     assert own_models.PAGE.read_text("utf-8") == own_models.own_models_page(), "run: python -m tools.reproductions"
 

@@ -88,8 +88,9 @@ class Measured:
         return chosen_by(self.study)
 
 
-def measured(folder: Path) -> Measured | None:
-    """What the cells in a folder of results say; None if it has none."""
+def measured(folder: Path, of_clients: bool = False) -> Measured | None:
+    """What the cells in a folder of results say; None if it has none. of_clients: also what clients get, which takes
+    some seconds."""
     if not (folder / NAME).is_file():
         return None
     with TemporaryDirectory() as place:
@@ -100,9 +101,8 @@ def measured(folder: Path) -> Measured | None:
         study, rows = there.study, dict[tuple[str, str], list[Run]]()
         for cell in there.cells():
             rows.setdefault((cell.method, key_of(cell.place)), []).append(run_of(there, study, cell))
-        lines = read_lines(folder / NAME)
-        clients = findings(there).rows_of_clients if any("clients" in line for line in lines) else []
-        return Measured(study, rows, len(trials(study)), lines, clients)
+        clients = findings(there).rows_of_clients if of_clients else []
+        return Measured(study, rows, len(trials(study)), read_lines(folder / NAME), clients)
 
 
 def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:

@@ -8,8 +8,9 @@ from fedfleet.tune.report.served import Row, both, shares
 from fedfleet.tune.units import factor
 
 from .claims import Study, verdict
-from .inputs import RESULTS, Claim, Elsewhere, own_models, papers, studies
-from .page import MADE, found, mean_and_std, mean_of, t_interval, table
+from .inputs import RESULTS, Claim, Elsewhere, own_models, studies
+from .measured import measured
+from .page import MADE, mean_and_std, mean_of, t_interval, table
 
 PAGE = RESULTS / "personal.md"
 
@@ -46,10 +47,9 @@ def own_models_page() -> str:
 
 def found_of(folders: tuple[str, ...]) -> Mapping[str, Study]:
     """Folder -> study, of those with cells."""
-    listed = studies()
-    wanted = listed.model_copy(update={"studies": tuple(one for one in listed.studies if one.folder in folders)})
-    some = found(wanted, papers())
-    return {folder: some[folder] for folder in folders if folder in some}
+    listed = {one.folder: one for one in studies().studies}
+    pairs = ((listed[folder], measured(RESULTS / folder, of_clients=True)) for folder in folders)
+    return {one.folder: Study(one, made, None) for one, made in pairs if made is not None}
 
 
 def section(study: Study) -> str:
