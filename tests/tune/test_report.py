@@ -557,6 +557,9 @@ def test_the_band_on_a_logarithmic_scale():
     low, high = band(mean, std, log=True)
     assert low.tolist() == [1, pytest.approx(99, abs=0.01), 0]
     assert high.tolist() == [16, 101, 0]
+    means = np.linspace(0.001, 1.0, 1000)  # some are below their square divided by themselves, by rounding
+    assert (means**2 / means > means).any()
+    assert band(means, np.zeros(1000), log=True)[0].tolist() == means.tolist()
 
 
 def test_no_chart_has_a_band_at_the_bottom_of_a_logarithmic_scale(found: Findings):

@@ -155,7 +155,10 @@ def band(mean: np.ndarray, std: np.ndarray, log: bool) -> tuple[np.ndarray, np.n
     the same number where the deviation is small. charts.js has the same for the page.
     """
     low, high = mean - std, mean + std
-    return (np.divide(mean**2, high, out=low, where=mean > 0) if log else low), high
+    if log:  # the mean times a factor of at most 1, which rounding brings to the mean at most
+        part = np.divide(mean, high, out=np.ones_like(mean), where=mean > 0)
+        np.multiply(mean, part, out=low, where=mean > 0)
+    return low, high
 
 
 def scale(axes: Any, name: str, axis: Axis) -> None:
