@@ -26,7 +26,7 @@ TOLERANCE = 1e-12
 ADAMW = {"name": "clip", "radius": 1.0, "rule": {"name": "adamw", "lr": 0.05, "betas": [0.9, 0.95], "eps": 0.5}}
 ROUGH = {"dim": 6, "noise": 0.1}
 EQUAL = {"dim": 6, "heterogeneity": 0.0, "condition": 1.0}
-PLAIN = {"outer_lr": 1.0, "outer_mu": 0.0}
+PLAIN: dict[str, Any] = {"outer_lr": 1.0, "outer_mu": 0.0}
 
 
 def made(name: str, clients: int = 3, plan: tuple[int, int] = (4, 3), data: Any = ROUGH, **given: Any) -> Experiment:
