@@ -91,6 +91,12 @@ def test_needs_are_those_of_the_run_that_is_built():
         assert (found.at_work, found.row) == (state.at_work, byte_count(state.client))
 
 
+def test_a_method_that_cannot_be_tried_without_numbers_is_not_refused():
+    found = Needs.of(RunSpec.of("x", made([4], method="ifca")))
+    assert found is not None
+    assert (found.at_work, found.row) == (found.model, 0)
+
+
 class Block(nn.Module):
     """A layer of Llama 3.2 with 1 billion parameters."""
 
