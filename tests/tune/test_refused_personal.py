@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     # --- what methods go with
     "a whole model beside": (
         [HEAD, "method=ditto"],
-        "personal: does not go with a method that keeps a whole model of each client, got method=ditto; choose another",
+        "personal: does not go with a method that gives clients whole models of their own, got method=ditto; choose",
     ),
     "fltrust": (
         [HEAD, "aggregate=fltrust"],
