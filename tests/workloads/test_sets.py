@@ -158,7 +158,8 @@ def small(name: str) -> dict[str, Any]:
     return {"name": name, **{k: v for k, v in usual.items() if k in parameters}, **SMALL.get(name, {})}
 
 
-OWN_ROWS = [name for name in WORKLOADS if name not in ("table", "characters")]
+OWN_FILES = ("table", "characters", "causal_lm", "instruct", "text_classes")
+OWN_ROWS = [name for name in WORKLOADS if name not in OWN_FILES]
 """The workloads that have rows by themselves or stand-ins. Those of a user's table are in test_forms.py, and those of a
 user's text in test_language.py."""
 
