@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedfleet.engine import run
+from fedfleet.engine import Result, run
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.cohorts.samplers import CountedSampler
 from fedfleet.engine.config.schema import Local, experiment
@@ -73,7 +73,9 @@ SAMPLERS = {"listed": Listed}
 
 
 @cache
-def task(norm: bool, steps: int | None, batch: int, examples: bool) -> reference.Task:
+def task(
+    norm: bool, steps: int | None, batch: int, examples: bool, cohorts: tuple[tuple[int, ...], ...] = COHORTS
+) -> reference.Task:
     """steps: None for one pass over a client's rows in each visit. examples: whether means are by clients' rows."""
     workload = WORKLOADS["blobs_norm" if norm else "blobs"]()
     columns, _ = workload.load()
@@ -82,7 +84,7 @@ def task(norm: bool, steps: int | None, batch: int, examples: bool) -> reference
     start = torch.cat([value.double().flatten() for value in workload.init(SEED).values()]).numpy()
     local = Local(steps=steps, batch=batch) if steps else Local(epochs=1, batch=batch)
     visited, visits = np.zeros(len(SIZES), np.int64), []
-    for cohort in COHORTS:
+    for cohort in cohorts:
         drawn = stream(index, np.array(cohort), visited[list(cohort)], local, SEED)
         real = np.ones(drawn.rows.shape, bool) if drawn.weight is None else drawn.weight.numpy() > 0
         own = {}
@@ -107,6 +109,7 @@ def made(method: dict[str, Any], norm: bool = False, local: Any = None, **more: 
         "local": local or {"steps": 3, "batch": 4},
         "sampler": "listed",
         "weights": more.pop("weights", "uniform"),
+        **more.pop("federation", {}),
     }
     return experiment(
         {
@@ -127,7 +130,7 @@ def sgd(lr: float) -> dict[str, Any]:
     return {"name": "sgd", "lr": lr}
 
 
-def compare(folder: Path, given: Any, expected: tuple[np.ndarray, list[np.ndarray]], at: reference.Task) -> None:
+def compare(folder: Path, given: Any, expected: tuple[np.ndarray, list[np.ndarray]], at: reference.Task) -> Result:
     """Compare the server's model, and the losses of the clients' models on their training rows."""
     x, models = expected
     result = run(given, folder)
@@ -137,6 +140,7 @@ def compare(folder: Path, given: Any, expected: tuple[np.ndarray, list[np.ndarra
     losses = [at.loss(i, model) for i, model in enumerate(models)]
     name = "adapted" if "adapted_training_loss" in table else "own"
     np.testing.assert_allclose(table[f"{name}_training_loss"], losses, rtol=0, atol=CLOSE)
+    return result
 
 
 LOCAL = {"steps": {"steps": 3, "batch": 4}, "epochs": {"epochs": 1, "batch": 4}, "many": {"steps": 6, "batch": 3}}
@@ -261,3 +265,28 @@ def test_a_frozen_head_is_tuned(tmp_path: Path):
         clients={"adapt": adapt},
     )
     compare(tmp_path / "run", given, (x, models), replace(at))
+
+
+EVERYONE = (tuple(range(len(SIZES))),) * 5
+"""Cohorts of CFL, which has all clients in every round."""
+
+
+@pytest.mark.parametrize(
+    ("linkage", "weights", "eps1", "eps2"),
+    [("single", "uniform", 0.25, 0.5), ("complete", "examples", 10.0, 0.6)],
+    ids=["by the mean", "by the longest"],
+)
+def test_clusters_that_are_cut(linkage: str, weights: str, eps1: float, eps2: float, tmp_path: Path):
+    """One bound, on the mean update or on the longest one, keeps all clients together in round 2; two cuts follow, of
+    which the second one is of a cluster in front of another."""
+    settings = {"eps1": eps1, "eps2": eps2, "least": 2, "after": 1, "most": 8, "linkage": linkage}
+    at = task(False, *TASKS["steps"], weights == "examples", EVERYONE)
+    x, models, path = reference.cfl(at, 0.3, **settings)
+    assert [len(clusters) for clusters in path[:2]] == [1, 1]
+    assert len(path[-1]) == 3
+    federation = {"cohort": len(SIZES), "rounds": len(EVERYONE), "sampler": "uniform"}
+    given = made({"name": "cfl", "rule": sgd(0.3), **settings}, weights=weights, federation=federation)
+    result = compare(tmp_path / "run", given, (x, models), at)
+    assert [row["server/clusters"] for row in result.rows] == [len(clusters) for clusters in path]
+    found = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()["cluster"]
+    assert found == [next(j for j, members in enumerate(path[-1]) if i in members) for i in at.clients]

@@ -9,6 +9,7 @@ ditto        Li, Hu, Beirami, Smith 2021, arXiv:2012.04221
 pfedme       Dinh, Tran, Nguyen 2020, arXiv:2006.08848
 apfl         Deng, Kamani, Mahdavi 2020, arXiv:2003.13461
 per_fedavg   Fallah, Mokhtari, Ozdaglar 2020, arXiv:2002.07948
+cfl          Sattler, Müller, Samek 2020, arXiv:1910.01991
 tuned        a model after some steps on all rows of a client, as fine-tuning and FedBABU have it
 
 `Task` says who takes part when, and on which rows. Each method returns (x, models of all clients at the end).
@@ -241,3 +242,49 @@ def tuned(task, i, begin, steps, lr, prox=0.0, moves=True):
     for _ in range(steps):
         z = z - lr * moves * (task.whole(i, z) + prox * (z - begin))
     return z
+
+
+def bipartition(changes, linkage):
+    """Two lists of clients. changes: client -> its update. Of all pairs of parts those are joined whose closest
+    (single) or farthest (complete) members have the largest cosine; of equal ones the first."""
+
+    def cosine(i, j):
+        lengths = np.sqrt(changes[i] @ changes[i]) * np.sqrt(changes[j] @ changes[j])
+        return changes[i] @ changes[j] / lengths if lengths else 0.0
+
+    parts = [[i] for i in sorted(changes)]
+    while len(parts) > 2:
+        best = None
+        for a in range(len(parts)):
+            for b in range(a + 1, len(parts)):
+                cosines = [cosine(i, j) for i in parts[a] for j in parts[b]]
+                found = max(cosines) if linkage == "single" else min(cosines)
+                if best is None or found > best[0]:
+                    best = (found, a, b)
+        _, a, b = best
+        parts[a] = sorted(parts[a] + parts.pop(b))
+    return parts
+
+
+def cfl(task, lr, eps1, eps2, least, after, most, linkage="single"):
+    """Also the clusters, lists of clients, after each round."""
+    clusters, models, path = [list(task.clients)], [task.x0.copy()], []
+    for number, visit in enumerate(task.visits, 1):
+        taken, found = len(clusters), []
+        for members, x in zip(clusters, models, strict=True):
+            changes = {}
+            for i in members:
+                y = x.copy()
+                for batch in visit[i]:
+                    y = y - lr * task.g(i, y, batch)
+                changes[i] = y - x
+            short = np.linalg.norm(task.mean(changes)) < eps1
+            long = max(np.linalg.norm(change) for change in changes.values()) > eps2
+            parts = [members]
+            if short and long and len(members) > least and number > after and taken < most:
+                parts, taken = bipartition(changes, linkage), taken + 1
+            found += [(part, x + task.mean({i: changes[i] for i in part})) for part in parts]
+        clusters, models = [part for part, _ in found], [x for _, x in found]
+        path.append(clusters)
+    own = {i: x for part, x in found for i in part}
+    return models[0], [own[i] for i in task.clients], path
