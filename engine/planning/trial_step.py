@@ -31,6 +31,7 @@ from ..clients.batches import Stream, stream
 from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, OwnViews, unpadded
 from ..clients.modules import TRIALS, evaluating, generators, kept_generators, moved
 from ..cohorts.samplers import sample
+from ..config.schema import part_name
 from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError, type_and_first_line
 from ..kernels.agreement import equal
 from ..method_form.state_spec import some_view
@@ -319,10 +320,9 @@ class Trial:
         except RAISED_BY_USERS as error:
             report, got = {}, type_and_first_line(error)
         if "loss" not in report:
-            self.refuse(
-                f"the method needs the loss of each training row in the workload's report, got {got}",
-                [],
-                "add the column loss, or choose another method",
+            name = part_name(self.run_spec.experiment.method)
+            raise ConfigError(
+                f"method.name: {name} needs the loss of each row in the workload's report, got {got}; add loss"
             )
 
     def check_losses(self, trainer: LocalTrainer, batch: Mapping[str, Tensor]) -> None:

@@ -289,6 +289,27 @@ def test_clients_that_are_left_out_count_in_no_mean(tmp_path: Path):
     assert evaluated(result)["eval/own/test_loss"] == pytest.approx(values.mean())
 
 
+def test_numbers_of_clients_alone_without_byzantine_ones(tmp_path: Path):
+    """With `server: false` the test set is not read, which moves no bit. Byzantine clients are in the table and in no
+    mean; with `table: none` there is no table, and the numbers are the same."""
+    given = {"attack": {"name": "label_flip", "clients": [0, 5]}}
+    evaluate = {"every": 0, "held_out": 0.25, "server": False, "clients": {"own": True}}
+    result = run(small(**given, evaluate=evaluate), tmp_path / "run")
+    found, table = evaluated(result), table_of(tmp_path / "run")
+    assert not {"eval/accuracy", "eval/loss"} & found.keys()
+    assert table["client"].tolist() == list(range(12))
+    for name in ("own_test_loss", "own_test_accuracy"):
+        honest = np.delete(table[name], [0, 5])
+        assert found[f"eval/{name.replace('_', '/', 1)}"] == pytest.approx(honest.mean(), rel=1e-12)
+        assert honest.mean() != table[name].mean()
+    plain = small(**given, evaluate={**evaluate, "server": "auto", "clients": {"own": True, "table": "none"}})
+    other = run(plain, tmp_path / "plain")
+    assert other.model_sha256 == result.model_sha256
+    assert not (tmp_path / "plain" / "clients.parquet").exists()
+    assert {name: evaluated(other)[name] for name in found} == found
+    assert "eval/accuracy" in evaluated(other)
+
+
 @pytest.mark.long
 def test_what_clients_keep_is_counted():
     row = run(small(HEAD, **OWN)).rows[-1]

@@ -72,7 +72,7 @@ def test_runs_without_views_have_no_column_of_them():
             {"privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-3}},
             "it weighs clients by their losses, for which there is no bound",
         ),
-        ({"workload": "quadratic"}, "the method needs the loss of each training row in the workload's report, got"),
+        ({"workload": "quadratic"}, "method.name: qffl needs the loss of each row in the workload's report, got"),
     ],
     ids=["rule", "mean", "privacy", "report"],
 )

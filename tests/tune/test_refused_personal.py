@@ -7,9 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from fedfleet.workloads.data.digits import Digits
 from tests.tune.commands import invoke
 
 pytestmark = pytest.mark.long
+
+
+class Lossless(Digits):
+    """Its report has no loss."""
+
+    def report(self, p, batch):
+        return {"accuracy": super().report(p, batch)["accuracy"]}
+
+
+WORKLOADS = {"lossless": Lossless}
+LOSSLESS = [f"plugins=[{__name__}]", "workload={name: lossless, model: {name: mlp, hidden: [8]}}"]
 
 BASE = (
     *("engine.backend=local", "tracking.uri=none", "workload={name: digits, model: {name: mlp, hidden: [8]}}"),
@@ -125,6 +137,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "labels": (
         ["workload={name: calibrated, of: {name: linear}}"],
         "workload: calibrated needs the column label with class numbers, got Linear; choose another workload",
+    ),
+    "looks": (
+        [*LOSSLESS, "method=ifca"],
+        "method.name: ifca needs the loss of each row in the workload's report, got accuracy; add loss",
+    ),
+    "looks of qffl": (
+        [*LOSSLESS, "method=qffl"],
+        "method.name: qffl needs the loss of each row in the workload's report, got accuracy; add loss",
     ),
     # --- rows and choices
     "an end by test rows": (

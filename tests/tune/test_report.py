@@ -164,6 +164,27 @@ def test_tables_by_hand(found: Findings):
     assert list(std) == [pytest.approx(0.005), pytest.approx(0.01)]
 
 
+def test_the_best_evaluations_on_test_rows_have_a_table_of_their_own(found: Findings):
+    """Of two methods whose runs end below their best evaluations; other tables have the last ones."""
+    title = "As published, optimistic"
+    assert title not in {table.title for table in tables(found)}
+
+    def falling(run: MeasuredRun) -> MeasuredRun:
+        assert run.points
+        return run._replace(points=run.points._replace(values=run.points.values[::-1]), final=run.final / 2)
+
+    runs = [falling(run) for run in found.runs]
+    asked = replace(found, runs=runs, report=found.report.model_copy(update={"best_of_test": True}))
+    by_title = {table.title: table for table in tables(asked)}
+    assert cells(by_title[title]) == [
+        [NASTY, "61.5 ± 0.7", "61.0 ± 1.0"],
+        ["FedMuon-BC", "81.0 ± 1.0", "81.0 ± 1.0"],
+    ]
+    assert "the best evaluation of each run on test rows" in by_title[title].note
+    assert [row[1] for row in cells(by_title["Results"])] == ["30.8 ± 0.4 (2 of 3)", "40.5 ± 0.5"]
+    assert not any(cell.best for row in by_title[title].rows for cell in row)
+
+
 class Strict(HTMLParser):
     """A parser that checks that elements are closed in order, and collects the texts of the data tables, ids and
     scripts."""

@@ -518,3 +518,15 @@ def test_the_best_round_is_no_mean(tmp_path: Path):
     done = invoke("study", written(tmp_path, report={"last": 3, "best_round": True}), "--out", str(tmp_path / "out"))
     assert done.exit_code == 2
     assert "report: has last: 3 and best_round: true, which contradict each other; drop one" in done.output
+
+
+def test_the_best_round_on_test_rows_is_refused_where_there_are_rows_for_validation(tmp_path: Path):
+    chosen = {**STUDY["experiment"], "evaluate": {"every": 2, "held_out": 0.2, "validation": 0.2}}
+    given = written(tmp_path, experiment=chosen, report={"best_round": True})
+    done = invoke("study", given, "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert (
+        "error: report.best_round: choices are made on validation rows, got eval/accuracy; leave it out, or set "
+        "report.best_of_test"
+    ) in done.output
+    assert not (tmp_path / "out").exists()
