@@ -95,6 +95,9 @@ def text_of(result: Result, took: float) -> str:
     since the command began."""
     summary, spent = result.summary(), privacy_spent(result.directory) if result.directory else ""
     short = {name: value for name, value in result.metrics.items() if is_in_short(name)}
+    for name in [name for name in short if "validation_" in name]:
+        if name.replace("validation_", "test_") in short:
+            del short[name]  # the line would be twice as long
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in short.items() if not math.isnan(value))
     return "\n".join(
         [

@@ -19,6 +19,9 @@ OWN = r"(own|adapted(@\d+)?|chosen)"
 DETAIL = r"_(weighted|std|worst|decile|q\d\d|better|equal|worse|missing)"
 """Matches what is behind a metric of clients' own models, besides its mean."""
 
+COUNTS = ("eval/own/never", "eval/gradients")
+"""Columns of an evaluation that measure no model."""
+
 
 def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
     """Whether larger or smaller values of a column are better, also of one over clients, such as
@@ -35,7 +38,9 @@ def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
 
 def is_in_short(metric: str) -> bool:
     """Whether a metric is among those that one line has room for: not one of the many that say how the metrics of
-    clients' own models are distributed, besides the mean and that of the worst."""
+    clients' own models are distributed, besides the mean and that of the worst, and no count."""
+    if metric in COUNTS:
+        return False
     if metric.startswith("eval/unseen/"):
         return not re.search(rf"^eval/unseen/(server/|adapted@)|{DETAIL}$", metric)
     if metric.startswith("eval/adapted@"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,8 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -32,7 +35,7 @@ from fedfleet.engine.runs.prepare import prepare
 from fedfleet.tune.files import load
 from fedfleet.tune.tracking import mlflow_process, stores
 from fedfleet.tune.tracking.mlflow_process import MlflowProcess
-from fedfleet.tune.tracking.mlflow_writer import MlflowWriter, flatten
+from fedfleet.tune.tracking.mlflow_writer import MlflowWriter, flatten, table_of_clients
 from fedfleet.tune.tracking.model import Predictor, example, model_of, with_network
 from fedfleet.tune.tracking.origin import origin
 from fedfleet.tune.tracking.run import MlflowTracker
@@ -129,6 +132,38 @@ def test_a_run_in_sqlite(here: Path):
     assert done.stderr == ""
     check_complete(f"sqlite:///{here / 'mlflow.db'}", json.loads(done.stdout.splitlines()[-1]), here)
     assert {path.name for path in here.iterdir()} == {"mine", "mlflow.db", "mlartifacts", "downloaded"}
+
+
+OWN = ("personal.tensors=head", "evaluate.held_out=0.2", "federation.clients=12", "federation.cohort=5")
+
+
+def test_the_table_of_clients_is_shown(here: Path):
+    """MLflow reads it as one of its tables. The description of the run has accuracies, and no count."""
+    uri = f"sqlite:///{here / 'mlflow.db'}"
+    done = invoke("run", "digits", "engine.backend=local", "federation.rounds=1", *OWN, "--out", "mine")
+    assert done.exit_code == 0, done.output
+    client, run = only_run(uri)
+    stored = artifacts(client, run, here / "downloaded")
+    assert stored["clients.parquet"] == (here / "mine" / "clients.parquet").read_bytes()
+    shown = client.load_table(run.info.experiment_id, "clients.json")
+    expected = pq.read_table("mine/clients.parquet")
+    assert list(shown.columns) == expected.column_names
+    for name in ("client", "visits", "own_test_loss"):
+        assert shown[name].tolist() == pytest.approx(expected[name].to_pylist(), rel=1e-12)  # as pandas reads numbers
+    assert run.data.tags["mlflow.note.content"].startswith("**eval/own/test_accuracy ")
+
+
+def test_a_table_of_very_many_clients_is_cut_and_its_name_says_so(here: Path):
+    pq.write_table(
+        pa.table({"client": range(2001), "own_test_loss": [math.nan, None, *[0.5] * 1999]}), "clients.parquet"
+    )
+    ((name, text),) = table_of_clients(here).items()
+    assert name == "clients-first-2000-of-2001.json"
+    table = json.loads(text)
+    assert table["columns"] == ["client", "own_test_loss"]
+    assert (len(table["data"]), table["data"][:3]) == (2000, [[0, None], [1, None], [2, 0.5]])
+    (here / "clients.parquet").write_bytes(b"damaged")
+    assert table_of_clients(here) == {}
 
 
 UNIMPORTED = """

@@ -24,7 +24,7 @@ from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted
 from ...engine.storage.sha256 import sha256_of_json
 from .stores import load_mlflow, open_store
-from .writer import FILES, REPORT, TOP, Batch, End, Writer
+from .writer import CLIENT_MODELS, FILES, REPORT, TOP, Batch, End, Writer
 
 BATCH = 100
 """Largest number of parameters in a call (MLflow's limit); a call may have ten times as many metrics."""
@@ -43,6 +43,12 @@ NOTE = "mlflow.note.content"
 
 OWN_NOTE = re.compile(r"|(\*\*.*\*\*\n\n)?\[Report with charts and tables\]\(\S*\)")
 """Matches a description that no reader has written."""
+
+TABLES = "mlflow.loggedArtifacts"
+"""Tag with the artifacts that MLflow's pages show as tables, also beside those of other runs."""
+
+MOST_ROWS = 2000
+"""Rows of a table on MLflow's pages, which read the whole of it."""
 
 TOKEN = "fedfleet.token"
 """Tag of a top run with what its folder's file calls it before it has an id."""
@@ -297,6 +303,10 @@ class MlflowWriter(Writer):
             elif path.is_file():
                 self.client.log_artifact(run_id, str(path))
         texts = end.texts()
+        if end.folder is not None and (table := table_of_clients(end.folder)):
+            texts = {**texts, **table}
+            shown = [{"path": name, "type": "table"} for name in table]
+            self.client.set_tag(run_id, TABLES, json.dumps(shown))
         for name, text in texts.items():
             self.client.log_text(run_id, text, name)
         if REPORT in texts or any(path.name == REPORT and path.is_file() for path in end.files):
@@ -339,6 +349,24 @@ def flatten(data: Any, prefix: str = "") -> dict[str, str]:
             flat.update(flatten(value, f"{prefix}{key}."))
         return flat
     return {prefix[:-1]: str(data)}
+
+
+def table_of_clients(folder: Path) -> dict[str, str]:
+    """Name of an artifact -> the first rows of the run's table of clients, in the form of MLflow's tables; {} if there
+    is none that can be read. The name says how many clients there are where some are left out."""
+    path = folder / CLIENT_MODELS
+    if unusual_kind(path) or not path.is_file():
+        return {}
+    from pyarrow import parquet
+
+    try:
+        found = parquet.read_table(path)
+    except (OSError, ValueError):  # damaged
+        return {}
+    cut = f"-first-{MOST_ROWS}-of-{found.num_rows}" if found.num_rows > MOST_ROWS else ""
+    columns = found.slice(0, MOST_ROWS).to_pydict().values()
+    rows = [[None if each != each else each for each in row] for row in zip(*columns, strict=True)]
+    return {f"clients{cut}.json": json.dumps({"columns": found.column_names, "data": rows})}
 
 
 def in_front(metrics: dict[str, float]) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...engine.errors import ConfigError
+from ...engine.records.client_models import FILE as CLIENT_MODELS
 from ...engine.records.history import Record
 from ...engine.runs.saved_files import read_rows
 from ...engine.storage.secrets import redacted
@@ -43,6 +44,7 @@ TOP = ""
 FILES = (
     "config.yaml",
     "rounds.parquet",
+    CLIENT_MODELS,
     "result.json",
     "failure.json",
     "environment.json",
