@@ -699,18 +699,24 @@ class Adapt(Section):
         return name_or_mapping(value)
 
 
-def kind_of_adapt(value: Any) -> str:
-    """Which of its forms `evaluate.clients.adapt` has."""
+def kind_of_adapt(value: Any) -> str | None:
+    """Which of its forms `evaluate.clients.adapt` has, None if none."""
     if isinstance(value, list | tuple):
         return "adaptations"
-    return "Adapt" if isinstance(value, dict | Adapt) else "word"
+    if isinstance(value, dict | Adapt):
+        return "Adapt"
+    return "word" if value in ("auto", "none") else None
 
 
 AdaptKinds = Annotated[
     Annotated[Literal["auto", "none"], Tag("word")]
     | Annotated[Adapt, Tag("Adapt")]
     | Annotated[tuple[Adapt, ...], Tag("adaptations")],
-    Discriminator(kind_of_adapt),
+    Discriminator(
+        kind_of_adapt,
+        custom_error_type="adaptation",
+        custom_error_message="must be auto, none, {steps: n}, {epochs: n} or a list of such",
+    ),
 ]
 
 

@@ -105,7 +105,9 @@ def test_unseen_clients_are_beside_the_others():
         ["b", "33.3%", "66.7%", "0.0%"],
         ["b, unseen", "0.0%", "0.0%", "100.0%"],
     ]
-    (chart,) = scatters([first, second], "eval/own/test_accuracy").charts
+    section = scatters([first, second], "eval/own/test_accuracy")
+    assert section.legend["b"][3] != section.legend["b, unseen"][3]
+    (chart,) = section.charts
     assert [marks.name for marks in chart.series] == ["equal", "b", "b, unseen"]
     (chart,) = distribution(first).charts
     assert [curve.name for curve in chart.series] == ["own"]  # a curve needs two clients

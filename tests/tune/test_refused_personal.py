@@ -169,6 +169,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "federation.cohort: cohort <= clients must hold, got 11 with clients=10; lower it",
     ),
     # --- the evaluation
+    "no adaptation": (
+        ["evaluate.clients.adapt=5"],
+        "evaluate.clients.adapt must be auto, none, {steps: n}, {epochs: n} or a list of such, got 5",
+    ),
     "steps and epochs": (
         ["evaluate.clients.adapt={steps: 1, epochs: 1}"],
         "evaluate.clients.adapt.steps: give steps or epochs, got 1 with epochs=1; leave one out",

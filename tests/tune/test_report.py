@@ -844,7 +844,7 @@ def test_report_of_a_search():
     assert (list(so_far.x), list(so_far.y)) == ([0, 2, 2], [50.0, 50.0, 75.0])  # a step where a trial is better
     assert (list(finished.x), list(finished.y)) == ([0, 2], [50.0, 75.0])
     legend = by_title["Values by trial"].legend  # a line for the best so far, points for the trials
-    assert (legend["best so far"][1:], legend["finished"][1:]) == ((True, False), (False, True))
+    assert (legend["best so far"][1:], legend["finished"][1:]) == ((True, False, ""), (False, True, ""))
     assert not any(key in ("engine.backend", "engine.workers") for key, _ in cells(by_title["Settings"]))
     assert (list(pruned.x), list(pruned.y)) == ([1], [50.0])
     rate, step = by_title["Sensitivity"].charts

@@ -137,17 +137,17 @@ class PageSection(NamedTuple):
         return bool(self.rows or self.maps or self.charts)
 
     @property
-    def legend(self) -> dict[str, tuple[int, bool, bool]]:
-        """Name in the charts -> its style, whether it has a line, and whether it has markers; {} where one name would
-        be all."""
-        found: dict[str, tuple[int, bool, bool]] = {}
+    def legend(self) -> dict[str, tuple[int, bool, bool, str]]:
+        """Name in the charts -> its style, whether it has a line, whether it has markers, and their symbol, "" for that
+        of the style; {} where one name would be all."""
+        found: dict[str, tuple[int, bool, bool, str]] = {}
         for figure in self.charts:
             for one in figure.series:
                 if isinstance(one, Curve):
-                    found.setdefault(one.name, (one.style, True, True))
+                    found.setdefault(one.name, (one.style, True, True, ""))
                 elif one.legend:
                     filled = figure.kind in ("bars", "stack")
-                    found.setdefault(one.name, (one.style, one.line or filled, one.markers))
+                    found.setdefault(one.name, (one.style, one.line or filled, one.markers, one.symbol))
         found.pop("", None)
         return found if any(len(figure.series) > 1 for figure in self.charts) and len(found) > 1 else {}
 
