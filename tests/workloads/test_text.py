@@ -19,7 +19,7 @@ from fedfleet.workloads.data.augment import crop, flip
 from fedfleet.workloads.data.sentiment import Imdb, ParquetText, Sentiment140, Sst2, Yelp
 from fedfleet.workloads.data.shakespeare import CHARACTERS, Shakespeare, coded
 from fedfleet.workloads.data.text import OTHER, PAD, numbered, vocabulary_of, words
-from fedfleet.workloads.models.recurrent import Rnn
+from fedfleet.workloads.models.recurrent import Lstm, Rnn
 from fedfleet.workloads.partitions.natural import Natural
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -193,6 +193,17 @@ def test_shakespeare_by_role(real_set):
     assert text.startswith("Now, Hal, what time of day is it, lad?")
     assert sum(value.numel() for value in workload.init(0).values()) == 1_093_199
     assert coded("a\nZ|é").tolist() == [CHARACTERS.index(c) for c in "a Z  "]
+
+
+@pytest.mark.parametrize("model", [Lstm(hidden=8, layers=1), Rnn(hidden=8, layers=1)])
+def test_a_blank_in_a_window_of_shakespeare_is_no_padding(model):
+    """The blank is number 0, which is padding in texts of words; a network must read all 80 characters."""
+    net = Shakespeare(model=model, embedding=8).build()
+    window = torch.full((1, 80), 7)
+    window[0, 3] = 0
+    other = window.clone()
+    other[0, 79] = 5
+    assert not torch.equal(net(window), net(other))
 
 
 def test_a_window_of_another_length(tmp_path):

@@ -57,6 +57,7 @@ class Shakespeare(Tokens):
     folder: ClassVar[str] = "shakespeare"
     fetch: ClassVar[str] = "LEAF's data/shakespeare/preprocess.sh makes them"
     classes: ClassVar[int] = len(CHARACTERS)
+    padded: ClassVar[bool] = False  # number 0 is the blank
     lower: ClassVar[tuple[str, ...]] = ("loss", "perplexity")  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:

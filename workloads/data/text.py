@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -74,7 +74,8 @@ def columns_of(rows: Rows, tokens: np.ndarray) -> Columns:
 @dataclass(frozen=True)
 class Tokens(FromFiles):
     """Sequences of token numbers: inputs (length,) below `vocabulary`, embedded as vectors (embedding,). `embeddings`:
-    "trained", or "frozen", which makes the vectors no part of the model."""
+    "trained", or "frozen", which makes the vectors no part of the model. `padded`: whether number 0 is padding, which
+    recurrent networks pass over."""
 
     model: Model
     partition: Partition
@@ -82,6 +83,8 @@ class Tokens(FromFiles):
     length: int = 64
     embedding: int = 300
     embeddings: Literal["trained", "frozen"] = "trained"
+
+    padded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in (("vocabulary", 3), ("length", 1), ("embedding", 1)):
@@ -94,7 +97,7 @@ class Tokens(FromFiles):
         body = self.model.build((self.length, self.embedding), self.classes)
         trained = self.embeddings == "trained"
         words = nn.Embedding(self.vocabulary, self.embedding) if trained else Fixed(self._fixed())
-        return Embedded(words, body, masked=hasattr(body, "pool"))
+        return Embedded(words, body, masked=self.padded and hasattr(body, "pool"))
 
     def _fixed(self) -> Tensor:
         """The frozen vectors, or an empty tensor of their shape where only shapes are asked for (device "meta")."""
