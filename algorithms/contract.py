@@ -225,6 +225,9 @@ class Algorithm(ABC):
     not_private: str = ""
     """Why the method does not go with `privacy`, besides what the engine finds in its messages; "" if it does."""
 
+    caution: str = ""
+    """A sentence for the log of a run about what its settings do to the result; "" for none."""
+
     least_steps: int = 1
     """The fewest local steps of a visit."""
 
@@ -400,6 +403,10 @@ class Around(Algorithm):
     @property
     def not_private(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.not_private
+
+    @property
+    def caution(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.caution
 
     @property
     def least_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -15,6 +15,7 @@ It implements the contract once, from four parts:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -97,6 +98,11 @@ class Rule(ABC):
     def init(self, x: Tree) -> Any:
         """The state before the first step; () for none."""
         return ()
+
+    @property
+    def patterns(self) -> Mapping[str, tuple[str, ...]]:
+        """Setting -> patterns of tensors' names, * and ? as in file names, each of which must match a trained one."""
+        return {}
 
     def plain_lr(self) -> float | None:
         """lr, where a step is y - lr v and the rule keeps no state; else None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from .privacy.privacy_plan import PrivacyPlan
 from .state.folders import state_folder
 from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
-from .workload.layers import chosen, normalisation_of, shown
+from .workload.layers import chosen, matching, normalisation_of, shown
 from .workload.model import building_model, check_network, check_size, like, multiplications, tensors_of
 from .workload.split import seen_and_unseen, split_of
 
@@ -679,6 +679,17 @@ def rule_of(method: Algorithm, key: str = "personal.rule") -> Rule:
             name = type(method).__name__.lower()
             raise ConfigError(f"{key}: same needs a method with the one option rule, got {name}; give a rule")
     return rule
+
+
+def check_patterns(method: Algorithm, names: Sequence[str]) -> None:
+    """Raise ConfigError if a pattern of a local rule matches no tensor. names: of the trained tensors."""
+    inner, rule = getattr(method, "method", None), getattr(method, "rule", None)
+    if isinstance(inner, Algorithm):
+        check_patterns(inner, names)
+    if isinstance(rule, Rule):
+        section = "personal" if isinstance(method, Personal) else "method"
+        for key, patterns in rule.patterns.items():
+            matching(patterns, f"{section}.rule.{key}", names)
 
 
 def floats_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:

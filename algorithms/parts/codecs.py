@@ -92,6 +92,9 @@ class Coder(Codec):
     random: ClassVar[bool] = False
     """Whether `encode` uses its key."""
 
+    unbiased: ClassVar[bool] = False
+    """Whether the mean of what is decoded, over all keys, is the vector, but for the rounding of floats."""
+
     @abstractmethod
     def bytes(self, n: int) -> int:
         """The bytes of the code of n numbers of 4 bytes."""
@@ -112,6 +115,8 @@ def share(ratio: float, n: int) -> int:
 @dataclass(frozen=True)
 class Identity(Coder):
     """the vector as it is"""
+
+    unbiased: ClassVar[bool] = True
 
     def bytes(self, n: int) -> int:
         return 4 * n

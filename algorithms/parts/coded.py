@@ -109,6 +109,15 @@ class Coded(Around, Compressing, WarmStarted):
             return "coded messages have no bounded sensitivity with memory; give memory: none, or leave privacy out"
         return self.method.not_private
 
+    @property
+    def caution(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self.memory == "none" and self.names and not self.codec.unbiased:
+            return (
+                f"codes of {type(self.codec).__name__.lower()} are biased, and what they leave out is lost, because "
+                "clients remember none of it; memory: error sends it in later rounds"
+            )
+        return self.method.caution
+
     # --- codes ------------------------------------------------------------------------------------------------------
     def encode(self, v: Tree, key: Any) -> tuple[Any, ...]:
         """What is sent of v, for each tensor; `key`: (), or () the empty tuple for codecs that draw nothing."""

@@ -216,6 +216,7 @@ class Qsgd(Grid):
     per: int | None = 512
     shared: ClassVar[int] = 1  # the norm
     random: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_grid(self, "qsgd", 2, 8, "; choose sign")
@@ -242,6 +243,7 @@ class Natural(Grid):
     per: ClassVar[None] = None
     shared: ClassVar[int] = 0
     random: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
 
     def quantise(self, v: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """The exponent is e + 127; 0 stands for zero and 255 for infinity. Below 2^-126 a number becomes 0 or 2^-126,
@@ -287,6 +289,7 @@ class E3m0(Grid):
 class Cast(Coder):
     """each number in a type of 2 bytes, rounded to the nearest"""
 
+    unbiased: ClassVar[bool] = True
     to: Literal["bfloat16", "float16"] = "bfloat16"
 
     def __post_init__(self) -> None:

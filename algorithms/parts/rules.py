@@ -148,6 +148,10 @@ class Clip(Rule):
     def __post_init__(self) -> None:
         positive(radius=self.radius)
 
+    @property
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        return {f"rule.{key}": each for key, each in self.rule.patterns.items()}
+
     def init(self, x: Tree) -> Any:
         return self.rule.init(x)
 

@@ -71,19 +71,23 @@ class Group:
 
 @dataclass(frozen=True)
 class Grouped(Split):
-    """The rule `own[i]` for tensors whose names match one of `patterns[i]`, the first of which decides, and `rest` for
+    """The rule `own[i]` for tensors whose names match one of `matched[i]`, the first of which decides, and `rest` for
     all others."""
 
     rest: Rule
     own: tuple[Rule, ...]
-    patterns: tuple[tuple[str, ...], ...]
+    matched: tuple[tuple[str, ...], ...]
+
+    @property
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        return {f"groups.{number}.match": each for number, each in enumerate(self.matched)}
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return (*self.own, self.rest)
 
     def number(self, name: str, shape: tuple[int, ...]) -> int:
-        return next((i for i, each in enumerate(self.patterns) if matches(name, each)), len(self.patterns))
+        return next((i for i, each in enumerate(self.matched) if matches(name, each)), len(self.matched))
 
 
 def grouped(rule: Rule, groups: tuple[Group, ...]) -> Grouped:

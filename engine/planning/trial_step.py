@@ -536,6 +536,8 @@ class Trial:
             if self.run_spec.workload.of_package and in_losses(error) and not asked:
                 where = "".join(f" ({line})" for line in user_lines(error)[:1])
                 reason = f"{vmap_rule_broken(text[0])}{where}"
+                if (block := self.run_spec.experiment.engine.block) != "auto":
+                    raise ConfigError(f"engine.block: {block} needs vmap, but {reason}; leave block out") from error
                 self.run_spec.proofs.blocks = f"{reason}; engine.vectorise=false says the same"
                 return
             self.refuse(

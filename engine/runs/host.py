@@ -60,7 +60,7 @@ class Host:
                 run_spec, plan_line = self.plan(run_spec, split)
             with driver_here(run_spec, split, beat) as driver:
                 device = device_line(run_spec.experiment.engine, run_spec.device)
-                for line in (plan_line, device, *taken_notes()):
+                for line in (plan_line, device, *taken_notes(), *filter(None, [run_spec.method().caution])):
                     driver.log(line)
                 if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
                     driver.log(clause)

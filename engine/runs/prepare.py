@@ -19,7 +19,7 @@ from ..fleet.asynchronous import check_pending
 from ..fleet.visits import check_fleet
 from ..method_form.state_spec import StateSpec, byte_count
 from ..records.metrics import refuse_test_metric
-from ..run_spec import RUN_ID, RunSpec
+from ..run_spec import RUN_ID, RunSpec, check_patterns
 from ..storage.expanded import check_folder
 from ..user_code import plugin_errors
 from ..workload.model import building_model
@@ -71,6 +71,7 @@ def _prepare(
     with plugin_errors("method", settings=experiment.method), building_model(experiment.workload):
         check_privacy(built, x)
         check_conflicts(built)
+        check_patterns(built.method, run_spec.layout.names)
         check_rows(run_spec, byte_count(built.state_spec.client))
     run_spec.stage_plan.check(run_spec.last_round)
     run_spec.adaptations(built.method)

@@ -108,7 +108,8 @@ def matching(patterns: Sequence[str], key: str, names: Sequence[str]) -> tuple[s
     """The tensors that one of the shell patterns matches."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"{key}: every pattern must name a tensor, got {pattern}; {nearest(pattern, names)}")
+            near = nearest(pattern.strip("*.") or pattern, names)
+            raise ConfigError(f"{key}: every pattern must name a tensor, got {pattern}; {near}")
     return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 

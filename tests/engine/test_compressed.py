@@ -5,6 +5,7 @@ TOLERANCE: float64, sums in another order, whose rounding batch normalisation of
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,13 @@ def test_codes_in_the_record_and_in_words():
     run_spec = RunSpec.of("words", few({"name": "diloco", "compression": coded}, dtype="float32"))
     shown = "\n".join(compression(run_spec.method(), StateSpec(run_spec.method(), run_spec.checked_initial_model())))
     assert shown.count("4 bits each") == 3
+
+
+@pytest.mark.parametrize(("codec", "memory", "told"), [("sign", "none", 1), ("sign", "error", 0), ("qsgd", "none", 0)])
+def test_the_log_says_that_biased_codes_lose_something(codec: str, memory: str, told: int, tmp_path: Path):
+    coded = {"name": "coded", "codec": codec, "memory": memory}
+    run(few({"name": "diloco", "compression": coded}), tmp_path / "run")
+    assert (tmp_path / "run/run.log").read_text().count("codes of sign are biased") == told
 
 
 def test_robust_rules_see_decoded_messages_and_private_runs_have_no_memories():

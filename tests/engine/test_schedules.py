@@ -288,10 +288,11 @@ def test_a_rule_on_the_server_has_the_numbers_of_the_last_step():
 
 
 def test_groups_of_tensors_may_have_schedules_of_their_own(tmp_path):
-    """The rule steps along (1, …, 1). All tensors are in the second group, whose schedule is that of the rule alone."""
+    """The rule steps along (1, …, 1). All tensors are in both groups, and have the schedule of the first,
+    which is that of the rule alone."""
     lr = {"schedule": "linear", "start": 0.2, "over": "steps"}
     made = walking(tmp_path, lr, 2, 3)
-    groups = [{"match": ["no tensor"], "lr": 7}, {"match": ["*"], "lr": lr}]
+    groups = [{"match": ["*"], "lr": lr}, {"match": ["*"], "lr": 7}]
     both = {"name": "fedavg", "rule": {"name": "groups", "rule": {"name": "walk", "lr": 0.7}, "groups": groups}}
     other = run(made.model_copy(update={"method": both}))
     assert other.model_sha256 == run(made).model_sha256

@@ -468,6 +468,8 @@ def test_networks_of_packages_run_one_by_one(tmp_path: Path):
     assert len(told) == 1
     assert re.search(r"a branch .* depends on a tensor's value \(.*line \d+ in forward.*\); engine.vectorise=", told[0])
     assert "cannot be run together" in refused(digits("fedavg", Digits(Packaged(Branches)), vectorise=True), "network")
+    asked = refused(digits("fedavg", Digits(Packaged(Branches)), block=2), "network")
+    assert asked.startswith("engine.block: 2 needs vmap, but a branch"), asked
     assert "cannot be run together" in refused(digits("fedavg", Digits(Built(Branches))), "network")
 
 

@@ -70,6 +70,14 @@ REFUSED = {
     ),
     "a group without numbers": ((f"{GROUPS}}}]}}",), "groups.0 changes nothing; give it lr or weight_decay"),
     "a group of an unknown number": ((f"{GROUPS}rate: 1}}]}}",), "method.rule.groups.0.rate is not a key of it"),
+    "a group of no tensor": (
+        ("method.rule={name: groups, rule: sgd, groups: [{match: ['*bais*'], lr: 0.1}]}",),
+        "method.rule.groups.0.match: every pattern must name a tensor, got *bais*; did you mean out.bias? valid: fc1.w",
+    ),
+    "a group of no tensor, around which gradients are clipped": (
+        ("method.rule={name: clip, rule: {name: groups, rule: sgd, groups: [{match: ['*bais*'], lr: 0.1}]}}",),
+        "method.rule.rule.groups.0.match: every pattern must name a tensor, got *bais*; did you mean out.bias?",
+    ),
     "an offset in rounds": (
         ("method.rule={name: sgd, lr: {schedule: linear, start: 0.1, offset: -1}}",),
         "offset is for schedules over steps, got offset=-1; leave it out, or give over: steps",

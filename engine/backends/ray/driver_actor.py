@@ -144,7 +144,7 @@ class DriverProcess:
             self.run_spec, plan_line = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
         told = device_line(self.run_spec.experiment.engine, device)
-        lines = [plan_line, told, *taken_notes(), *filter(None, [unused_rows(split)])]
+        lines = [plan_line, told, *taken_notes(), *filter(None, [self.run_spec.method().caution, unused_rows(split)])]
         return [*data, frozen], split.client_index, examples(split.test), lines
 
     def _check(self) -> None:
