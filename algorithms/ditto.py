@@ -179,6 +179,9 @@ class Ditto(Around):
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return client.v
 
+    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
+        return self.method.traffic(round, public.method, message)
+
     def _server_of_method(self, server: Server) -> Server:
         return server._replace(public=server.public.method)
 
@@ -232,5 +235,9 @@ def ditto(
         raise ValueError("personal_rule must be given with base, got none; give the rule of clients' own models")
     refuse({"rule": rule if rule != Sgd(0.1) else None}, "base has its own", "leave it out")
     refuse({"server_lr": server_lr if server_lr != 1 else None}, "base has its own", "leave it out")
+    if base.moves_weights:
+        raise ValueError(
+            "base must leave the weights beside adapters as they are, got flora or fedex_lora; choose fedavg"
+        )
     made = partial(around, rule=personal_rule, lam=lam, start=start, turns=turns)
     return Planned(base, made) if isinstance(base, Deferred) else made(base)

@@ -6,11 +6,12 @@ import torch
 
 from fedfleet.algorithms.apfl import apfl
 from fedfleet.algorithms.contract import RunContext
-from fedfleet.algorithms.ditto import ditto
+from fedfleet.algorithms.ditto import Ditto, ditto
 from fedfleet.algorithms.fedadam import fedadam
 from fedfleet.algorithms.fedadmm import fedadmm
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.feddyn import feddyn
+from fedfleet.algorithms.flora import flora
 from fedfleet.algorithms.local_only import local_only
 from fedfleet.algorithms.parts.rules import Adam, Sgd
 from fedfleet.algorithms.parts.turns import Turns
@@ -18,9 +19,11 @@ from fedfleet.algorithms.per_fedavg import per_fedavg
 from fedfleet.algorithms.pfedme import pfedme
 from fedfleet.algorithms.qffl import qffl
 from fedfleet.algorithms.scaffold import scaffold
+from fedfleet.algorithms.streaming_diloco import streaming_diloco
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.method_form.batch_norm import Buffered
 from fedfleet.engine.method_form.personal import Division, Personal
+from fedfleet.engine.method_form.state_spec import StateSpec
 from tests.algorithms.driver import arrays, run, tree
 from tests.algorithms.own import CASES, PROBLEMS, Problem
 from tests.algorithms.problems import unflatten
@@ -167,6 +170,16 @@ def test_ditto_around_a_method_has_its_model(base):
     assert torch.equal(flat(found.own_models()), flat(on_line(local_only()).own_models()))
 
 
+def test_ditto_sends_what_its_method_sends():
+    """The bytes that a method counts by itself, here those of the fragments that are exchanged."""
+    x = tree({"first": np.ones((2, 3)), "last": np.ones(2)})
+    base = streaming_diloco(layers=1).build(RunContext(3, 3, 4, 2, layout=x.layout))
+    around = ditto(personal_rule=Sgd(0.1), base=base)
+    assert isinstance(around, Ditto)
+    for round in (1, 2, 3):
+        assert StateSpec(around, x).traffic(around, round) == StateSpec(base, x).traffic(base, round)
+
+
 def test_ditto_moves_one_side_and_then_the_other():
     """With a split of [3, 1] and 4 steps v takes three and y one; batches are all alike."""
     cohorts, _ = CASES["ditto"][1].timetable
@@ -186,6 +199,7 @@ def test_ditto_moves_one_side_and_then_the_other():
         ({"base": qffl()}, "got QFedAvg, which lets clients make something of their own of the broadcast"),
         ({"base": scaffold(start="gradient")}, "which begins with a pass over all clients"),
         ({"base": fedadmm()}, "got FedAdmm, which sends no changes of a model"),
+        ({"base": flora()}, "base must leave the weights beside adapters as they are"),
         ({"base": fedavg(), "rule": Sgd(0.2)}, "rule has no effect here"),
         ({"base": fedavg(), "personal_rule": None}, "personal_rule must be given with base"),
         ({"split": (0, 4)}, r"split must be two whole numbers of 1 or more, got \[0, 4\]"),
