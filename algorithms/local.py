@@ -255,10 +255,10 @@ class LocalMethod(WarmStarted):
     def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
         """All steps in one call, where estimator and rule declare that they are plain descent and the engine has a
         kernel for it; else one by one."""
-        if self._declares_descent():
-            shift, lr = self.estimator.constant_shift(public.shared, client.own), declared_lr(self.rule)
-            if shift is not None and lr is not None and (found := steps.descend(local.y, lr, shift, local.trace)):
-                return LocalState(*found, local.rule, local.steps + steps.steps)
+        lr = declared_lr(self.rule) if self._declares_descent() else None
+        shift = None if lr is None else self.estimator.constant_shift(public.shared, client.own)
+        if lr is not None and shift is not None and (found := steps.descend(local.y, lr, shift, local.trace)):
+            return LocalState(*found, local.rule, local.steps + steps.steps)
         return super().client_steps(public, client, local, steps)
 
     def _declares_descent(self) -> bool:

@@ -289,11 +289,10 @@ class RunSpec:
 
     def personal_numbers(self, client: Any) -> int:
         """How many numbers of its own model a client keeps; 0 where it keeps none. client: a sample of its state."""
-        if self.division is not None:
-            return sum(self.division.personal.sizes)
-        whole = sum(self.initial_model().layout.sizes)
-        kept = self.method().own_models and any(leaf.numel() == whole for leaf in pytree.tree_leaves(client))
-        return whole if kept else 0
+        apart = 0 if self.division is None else sum(self.division.personal.sizes)
+        whole = sum(self.layout.sizes)  # of the method's own, which knows of no running statistics
+        kept = self._method(1).own_models and any(leaf.numel() == whole for leaf in pytree.tree_leaves(client))
+        return apart + whole if kept else apart
 
     def adaptations(self, method: Algorithm) -> tuple[Adaptation, ...]:
         """What clients do to their models before they are evaluated once more, each instead of the others. method: of
@@ -425,8 +424,18 @@ class RunSpec:
             layout = layout.pick(set(layout.names) - set(personal))
         return RunContext(*sizes, self.experiment.seed, layout, self.workload.pairs, self.drawn_model)
 
+    @built_once
+    def drawn_models(self) -> dict[int, Tree]:
+        """What `drawn_model` has made, by the seed: a method is built again for each round of a schedule."""
+        return {}
+
     def drawn_model(self, seed: int) -> Tree:
         """The shared parameters of the model that the workload has with another seed."""
+        if seed not in self.drawn_models:
+            self.drawn_models[seed] = self._drawn_model(seed)
+        return self.drawn_models[seed]
+
+    def _drawn_model(self, seed: int) -> Tree:
         with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
             tensors, personal = self.workload.init(seed), self.kept_apart.personal
         names = [name for name in self.layout.names if name not in personal]

@@ -59,8 +59,8 @@ class ClientIndex(NamedTuple):
         """(N,) int64: the number of examples of every client."""
         return np.diff(self.offsets)
 
-    def sizes_of(self, clients: np.ndarray) -> np.ndarray:
-        """(c,) int64: the number of examples of the given clients, (c,) integers."""
+    def sizes_of(self, clients: np.ndarray | int) -> np.ndarray:
+        """(c,) int64: the number of examples of the given clients, (c,) integers; () of one."""
         return self.offsets[clients + 1] - self.offsets[clients]
 
     def of_clients(self, clients: np.ndarray) -> ClientIndex:

@@ -32,13 +32,12 @@ class OfClients(NamedTuple):
     @staticmethod
     def of(found: Mapping[str, np.ndarray]) -> OfClients:
         """found: `id`, and the arrays of a phase of OwnModels."""
-        clients = found["id"]
-        lacking = frozenset(name.removesuffix(WHO_HAS) for name in found if name.endswith(WHO_HAS))
-        metrics = {name: values for name, values in found.items() if "/" in name and not name.endswith(WHO_HAS)}
-        for name in lacking:
-            values = np.full(len(clients), np.nan)
-            values[np.searchsorted(clients, found[f"{name}{WHO_HAS}"])] = metrics[name]
-            metrics[name] = values
+        clients, metrics = found["id"], dict[str, np.ndarray]()
+        for name in [name for name in found if "/" in name and not name.endswith(WHO_HAS)]:
+            who = found.get(f"{name}{WHO_HAS}", found.get(f"{kind_of(name)}{WHO_HAS}", clients))
+            metrics[name] = np.full(len(clients), np.nan)
+            metrics[name][np.searchsorted(clients, who)] = found[name]
+        lacking = frozenset(name for name in metrics if f"{name}{WHO_HAS}" in found)
         told = {name: values for name, values in found.items() if "/" not in name and name != "id"}
         return OfClients(clients, metrics, lacking, told=told)
 
@@ -48,8 +47,7 @@ class OfClients(NamedTuple):
         numbers = {**self.told, **({} if self.chosen is None else {CHOSEN: self.chosen})}
         found = {name: (values, np.ones(len(values), dtype=bool)) for name, values in numbers.items()}
         for name, values in self.metrics.items():
-            kind = name.partition("/")[2].partition("_")[0]
-            there = sizes[kind][self.clients] > 0
+            there = sizes[kind_of(name)][self.clients] > 0
             found[name.replace("/", "_")] = values, there & ~np.isnan(values) if name in self.lacking else there
         return found
 
@@ -72,6 +70,11 @@ class OfClients(NamedTuple):
             metrics[f"{CHOSEN}/{name}"] = np.stack([self.metrics[f"{model}/{name}"] for model in models])[best, places]
         lacking = {f"{CHOSEN}/{name.removeprefix('own/')}" for name in self.lacking if name.startswith("own/")}
         return self._replace(metrics=metrics, lacking=self.lacking | lacking, chosen=best)
+
+
+def kind_of(name: str) -> str:
+    """The kind of rows of a metric MODEL/KIND_METRIC."""
+    return name.partition("/")[2].partition("_")[0]
 
 
 def own_columns(

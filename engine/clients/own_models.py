@@ -30,7 +30,8 @@ from .local_training import LocalTrainer
 
 Kind = Literal["test", "validation", "training"]
 WHO_HAS = "/id"
-"""Behind the name of a metric that clients may lack: the clients that have it."""
+"""Behind the name of a kind of rows: the clients of the tasks in which somebody has such rows. Behind that of a metric
+that clients may lack: the clients that have it."""
 ROWS_OF_A_TASK = 16
 """A task has clients whose rows are at most so many batches of an evaluation, or one client."""
 

@@ -377,10 +377,11 @@ class Worker:
             rows = ClientRows.of(self.data.train, index, np.array([number]), self.device, workload)
             with self.kernels.around_losses(), evaluating():
                 losses = [self.reports.of_one_model(model, rows)["loss"][0] for model in models]
-        share = torch.tensor(index.sizes[number] / index.sizes.mean(), dtype=torch.float64, device=self.device)
+        size, mean = int(index.sizes_of(number)), len(index.rows) / (len(index.offsets) - 1)
+        share = torch.tensor(size / mean, dtype=torch.float64, device=self.device)
         viewer = Viewer(torch.tensor(number, device=self.device), share)
         seen = algorithm.view(public, viewer, torch.tensor(losses, dtype=self.x.flat.dtype, device=self.device))
-        return seen, len(models) * int(index.sizes[number])
+        return seen, len(models) * size
 
     # --- client states --------------------------------------------------------------------------------------------
     def _load_states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
@@ -588,6 +589,9 @@ class Worker:
             for kind in task.kinds:
                 own, workload = rows_of(index, kind), self.run_spec.workload
                 rows = ClientRows.of(self.data.train, own, task.clients, self.device, workload)
+                if not rows.ends[-1]:
+                    continue
+                columns[f"{kind}{WHO_HAS}"] = task.clients
                 for name, found in self._reports_of(models, rows).items():
                     for metric, values in found.items():
                         columns |= self._of_clients(f"{name}/{kind}_{metric}", metric, values, task.clients)

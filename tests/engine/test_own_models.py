@@ -19,12 +19,15 @@ from fedfleet.engine.clients.own_models import ClientReports, ClientRows, evalua
 from fedfleet.engine.clients.own_statistics import OwnStatistics
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.records.metrics import better, is_in_short, on_validation
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.workload.layers import momenta_of
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.data.digits import Digits
-from fedfleet.workloads.partitions.standard import Dirichlet, Iid
+from fedfleet.workloads.models.small import Mlp
+from fedfleet.workloads.partitions.standard import Contiguous, Dirichlet, Iid
+from fedfleet.workloads.workload import HELD_OUT
 from tests.algorithms.own import CASES, PROBLEMS
 from tests.engine.setups import Built, execute_together
 from tests.engine.test_personal import HEAD, NORMED, network, small
@@ -316,6 +319,35 @@ def test_what_clients_keep_is_counted():
     assert row["personal/parameters"] == 8 * 10 + 10
     assert row["personal/stored"] == 8 * 90 * (12 - row["eval/own/never"])
     assert 0 < row["time/clients"] <= row["time/evaluate"]
+
+
+def test_whole_models_that_clients_keep_are_counted_without_shared_statistics():
+    spec = RunSpec.of("x", small(method="ditto", workload=NORMED))
+    tensors = dict(spec.initial_model().items())
+    parameters = sum(value.numel() for name, value in tensors.items() if "running" not in name)
+    for method, count in (("ditto", parameters), ("local_only", sum(value.numel() for value in tensors.values()))):
+        spec = RunSpec.of("x", small(method=method, workload=NORMED))
+        assert spec.personal_numbers(StateSpec(spec.method(), spec.initial_model()).client) == count
+
+
+class FirstHoldsOut(Digits):
+    """The first client alone holds out rows, so many that they are a task of their own."""
+
+    def split(self, seed: int, clients: int) -> Any:
+        split = super().split(seed, clients)
+        held_out = np.zeros(len(split.train["label"]), dtype=bool)
+        held_out[split.client_index.rows[: split.client_index.offsets[1] // 2]] = True
+        return split._replace(train={**split.train, HELD_OUT: held_out})
+
+
+def test_tasks_of_clients_without_rows_to_be_evaluated_on(tmp_path: Path):
+    federation = {"clients": 3, "cohort": 3, "rounds": 1, "local": {"steps": 1, "batch": 4}}
+    evaluate = {"every": 0, "batch": 4, "clients": {"table": "last"}}
+    workload = FirstHoldsOut(Mlp((4,)), Contiguous())
+    result = run(small(None, "ditto", workload, federation=federation, evaluate=evaluate), tmp_path / "run")
+    own = table_of(tmp_path / "run")["own_test_loss"]
+    assert own[1:].tolist() == [None, None]
+    assert evaluated(result)["eval/own/test_loss"] == own[0]
 
 
 def test_settings_at_their_defaults_are_in_no_configuration():

@@ -7,8 +7,10 @@ import re
 import pytest
 import torch
 
+from fedfleet.algorithms.ifca import Ifca
 from fedfleet.engine import run
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.run_spec import RunSpec
 from tests.engine.test_personal import HEAD, NORMED, small
 
 FEDERATION = {"clients": 12, "cohort": 5, "rounds": 2, "local": {"steps": 4, "batch": 8}}
@@ -53,6 +55,17 @@ def test_a_client_knows_its_share_of_the_rows():
     torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
     assert not torch.equal(two, trained(3, alpha_by="none"))
     torch.testing.assert_close(trained(3, "float32").double(), two, rtol=1e-4, atol=1e-5)
+
+
+def test_models_of_clusters_are_drawn_once():
+    """Where the step size has a schedule, the method is built again for every round."""
+    lr = {"schedule": "linear", "start": 0.1, "end": 0.01}
+    spec = RunSpec.of("x", small(method={"name": "ifca", "clusters": 3, "rule": {"name": "sgd", "lr": lr}}))
+    first, second = spec.method(1), spec.method(2)
+    assert isinstance(first, Ifca)
+    assert isinstance(second, Ifca)
+    assert first != second
+    assert [x is y for x, y in zip(first.drawn, second.drawn, strict=True)] == [True, True]
 
 
 def test_runs_without_views_have_no_column_of_them():
