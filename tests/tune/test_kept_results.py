@@ -20,7 +20,7 @@ from fedfleet.tune import units
 from fedfleet.tune.run_files import Columns, read_columns
 from fedfleet.tune.study import kept_results
 from fedfleet.tune.study.folder import FINISHED, StudyFolder
-from fedfleet.tune.study.kept_results import ADDED_UP, NAME, keep, line_of, restore, rows_of
+from fedfleet.tune.study.kept_results import ADDED_UP, NAME, check_restored, keep, line_of, restore, rows_of
 
 from .commands import invoke, shell
 from .small_study import written
@@ -241,6 +241,18 @@ def test_a_column_that_another_study_has_kept_stays(tmp_path: Path):
     keep(tmp_path, {"eval/loss"})
     assert (tmp_path / NAME).read_text() == first
     assert json.loads(first)["rows"]["train/loss"] == [2.5, 1.5]
+
+
+def test_methods_may_be_reported_by_columns_that_others_lack(tmp_path: Path):
+    """As fine-tuning, of which only the adapted models count."""
+    for name, column in (("a1", "eval/own/test_loss"), ("b2", "eval/adapted/test_loss")):
+        run = tmp_path / "cells" / name
+        run.mkdir(parents=True)
+        pq.write_table(pa.table({"round": [1], column: [0.5]}), run / "rounds.parquet")
+        (run / "result.json").write_text('{"rounds": 1}')
+    check_restored(tmp_path, ["eval/own/test_loss", "eval/adapted/test_loss"])
+    with pytest.raises(ConfigError, match="has not kept eval/chosen/test_loss"):
+        check_restored(tmp_path, ["eval/chosen/test_loss"])
 
 
 def test_a_metric_that_was_not_kept_is_told(finished: Path, tmp_path: Path):

@@ -276,17 +276,19 @@ def arrow_column(values: list[float | None]) -> Any:
 
 
 def check_restored(folder: Path, metrics: Iterable[str]) -> None:
-    """Raise ConfigError if runs that were restored have not kept one of these columns.
+    """Raise ConfigError if no run that was restored has kept one of these columns. Some runs may lack one: methods may
+    be reported by other columns.
 
     Only the columns that a study reports or decides by have all their values in cells.jsonl.
     """
+    names = set[str]()
     for run in (folder / "cells").glob("*/"):
         if (run / "result.json").is_file() and not (run / "run.json").is_file():  # which every run has at first
-            names = column_names(run)
-            for metric in metrics:
-                if names and metric not in names:
-                    had = ", ".join(sorted(name for name in names if name.startswith("eval/"))) or "none"
-                    raise ConfigError(
-                        f"report.metric, report.also or tune.metric: {NAME} in {folder} has not kept {metric} (kept: "
-                        f"{had}); choose one of these, or run the study in another folder"
-                    )
+            names |= set(column_names(run))
+    for metric in metrics if names else ():
+        if metric not in names:
+            had = ", ".join(sorted(name for name in names if name.startswith("eval/"))) or "none"
+            raise ConfigError(
+                f"report.metric, report.also or tune.metric: {NAME} in {folder} has not kept {metric} (kept: {had}); "
+                "choose one of these, or run the study in another folder"
+            )
