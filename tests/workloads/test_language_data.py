@@ -213,6 +213,27 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path):
         instruct(tmp_path, PAIRS, messages="messages").check()
 
 
+def test_texts_may_have_any_ends_of_lines(tmp_path: Path):
+    """Only a new line ends a record; JSON may have others, such as U+2028, as they are."""
+    pairs = [{"prompt": "a\u2028", "answer": "b\x85c"}] * 2
+    workload = instruct(tmp_path, pairs)
+    (tmp_path / "rows.jsonl").write_text(
+        "\r\n".join(json.dumps(pair, ensure_ascii=False) for pair in pairs), encoding="utf-8"
+    )
+    assert [*workload.records()] == pairs
+
+
+@needs_tokenizers
+@pytest.mark.parametrize("text", ["[1", "[1]"])
+def test_a_tokeniser_with_damaged_settings_is_refused(text: str, tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text(tokenisers.of_characters())
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(
+        ValueError, match=r"tokenizer_config.json must be a whole file|must have a token for the end of"
+    ):
+        tokenisers.of_folder(tmp_path)
+
+
 # --- tokenisers -------------------------------------------------------------------------------------------------------
 MIXED = "To be,\tor — not\r\nto be: ä€😀"
 

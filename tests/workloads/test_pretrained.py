@@ -207,8 +207,9 @@ def folder_with(path: Path, config: dict | None, *files: str) -> Path:
             r"quantization_config \(bitsandbytes\); give a folder in float32",
         ),
         (None, ["a.safetensors"], r"must have a readable config.json"),
+        ({}, ["a.safetensors", "adapter_config.json"], r"has adapter_config.json, which names another base; give the"),
     ],
-    ids=["remote code", "pickled", "quantised", "without a configuration"],
+    ids=["remote code", "pickled", "quantised", "without a configuration", "factors of another base"],
 )
 def test_folders_that_are_not_read(config, files, message, tmp_path):
     folder = folder_with(tmp_path / "base", config, *files)
@@ -229,6 +230,9 @@ def test_folders_that_do_not_fit(tmp_path):
     folder, encoder = saved(tmp_path / "llama", "llama"), saved(tmp_path / "bert", "bert", "classify")
     with pytest.raises(ValueError, match=r"length: 1 <= length <= 32 must hold, the model's positions, got 33"):
         Pretrained(str(folder)).build((33,), 31)
+    roberta = saved(tmp_path / "roberta", "roberta", "classify")  # its positions begin behind that of the padding, 0
+    with pytest.raises(ValueError, match=r"length: 1 <= length <= 31 must hold, the model's positions, got 32"):
+        Pretrained(str(roberta), head="classify").build((32,), 2)
     with pytest.raises(ValueError, match=r"tokens: ids up to 96, but the model has 31 embeddings; use the model's own"):
         Pretrained(str(folder)).build((8,), 97)
     with pytest.raises(ValueError, match=r"head: bert reads both ways, .*; give head: classify"):
@@ -260,6 +264,12 @@ def test_tied_tensors_are_one(tmp_path):
     assert [name for name, value in chosen.named_parameters() if value.requires_grad] == ["model.embed_tokens.weight"]
 
 
+def write_text(folder: Path) -> Path:
+    """A file with a text that a base can be trained on."""
+    (folder / "text.txt").write_text("It was the best of times, it was the worst of times. " * 9)
+    return folder / "text.txt"
+
+
 CHAT = [
     {"role": "user", "content": "one?"},
     {"role": "assistant", "content": "1"},
@@ -277,9 +287,9 @@ MARKED = (
 @needs_transformers
 def test_chats_of_a_base_that_is_trained_here(tmp_path):
     """The same arguments give the same base. Answers are found by marks of the template, and by the turns before."""
-    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 9)
+    text = write_text(tmp_path)
     for name in ("base", "again"):
-        pretrain(tmp_path / name, tmp_path / "text.txt", steps=2)
+        pretrain(tmp_path / name, text, steps=2)
     one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("base", "again"))
     assert one == other
     (tmp_path / "chat.jsonl").write_text("\n".join([json.dumps({"messages": CHAT})] * 4))
@@ -299,14 +309,38 @@ def test_chats_of_a_base_that_is_trained_here(tmp_path):
     (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=r"messages need a chat template, and tokenizer_config.json in .* has none"):
         Instruct(model, path=str(tmp_path / "chat.jsonl"), messages="messages").check()
+    (tmp_path / "base/chat_template.jinja").write_text(MARKED)
+    chat = Instruct(model, path=str(tmp_path / "chat.jsonl"), messages="messages", test_fraction=0.25)
+    assert chat.data_files()["chat_template.jinja"].is_file()
+    for wrong in (None, [{"role": "user"}], "hello"):
+        (tmp_path / "chat.jsonl").write_text("\n".join([json.dumps({"messages": wrong})] * 4))
+        with pytest.raises(ValueError, match=r"messages must have a list of {role, content} in each row of .*, got "):
+            chat.load()
+
+
+@pytest.mark.long
+@needs_transformers
+def test_no_code_of_a_tokeniser_runs(tmp_path, monkeypatch):
+    """Nor is the user asked whether it may."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user is asked"))
+    pretrain(tmp_path / "base", write_text(tmp_path), steps=1)
+    (tmp_path / "base/config.json").unlink()
+    names = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}, "eos_token": "<end>"}
+    (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(names))
+    (tmp_path / "base/own.py").write_text("raise SystemExit")
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": CHAT}))
+    chat = Instruct(path=str(tmp_path / "chat.jsonl"), messages="messages", tokens=str(tmp_path / "base"))
+    with pytest.raises(
+        ValueError, match=r"cannot read the tokeniser in .*; give a folder whose tokeniser needs no code"
+    ):
+        chat.check()
 
 
 @pytest.mark.long
 @needs_transformers
 def test_texts_are_classified(tmp_path):
     """By the head of a decoder, in a run with adapters; the head is trained too."""
-    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 9)
-    pretrain(tmp_path / "base", tmp_path / "text.txt", steps=1)
+    pretrain(tmp_path / "base", write_text(tmp_path), steps=1)
     rows = [
         {"text": f"{word} times {i}", "mark": word, "of": "ab"[i % 2]} for i in range(20) for word in ("best", "worst")
     ]

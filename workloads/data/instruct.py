@@ -7,20 +7,26 @@ end, and then has no token for the end. Neither is an example without an answer 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
+from ..files.cache import first_line
 from ..models.pretrained import transformers
 from ..objectives import NOT_COUNTED
 from ..workload import note
 from .language import Language, Record, Rows
 from .tokens import Coded, Tokeniser
 
+OF_CHATS = ("tokenizer_config.json", "chat_template.jinja")
+"""The files of a tokeniser that may have its chat template."""
+SHOWN = 80
+"""The largest number of characters of a cell in a message."""
 OF_PROMPT = 8
 """So many tokens of a prompt stay at least where an answer is too long."""
 
@@ -129,7 +135,15 @@ class Instruct(Language):
         """The tokeniser of transformers with its chat template. Raises ValueError if there is none."""
         if self.folder is None:
             raise ValueError("messages need a tokeniser with a chat template, got characters or bpe; give its folder")
-        chat = transformers().AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True)
+        try:
+            chat = transformers().AutoTokenizer.from_pretrained(
+                str(self.folder), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # of whatever kind transformers raises on a damaged or unknown tokeniser
+            raise ValueError(
+                f"messages: transformers cannot read the tokeniser in {self.folder} ({first_line(error)}); give a "
+                "folder whose tokeniser needs no code of its own"
+            ) from error
         if not chat.chat_template:
             raise ValueError(
                 f"messages need a chat template, and tokenizer_config.json in {self.folder} has none; give one, or "
@@ -141,12 +155,13 @@ class Instruct(Language):
         return {name: value for name, value in super().__getstate__().items() if name != "chat"}
 
     def data_files(self) -> dict[str, Path]:
-        own = {} if self.messages is None or self.folder is None else {"chat": self.folder / "tokenizer_config.json"}
-        return {**super().data_files(), **{name: path for name, path in own.items() if path.is_file()}}
+        folder = None if self.messages is None else self.folder
+        own = [] if folder is None else [folder / name for name in OF_CHATS]
+        return {**super().data_files(), **{path.name: path for path in own if path.is_file()}}
 
     def texts(self, record: Record) -> list[str]:
         if self.messages is not None:
-            return [str(message["content"]) for message in record[self.messages]]
+            return [str(message["content"]) for message in self._messages(record)]
         return [self._prompt(record), str(record[self.answer] or "")]
 
     def _prompt(self, record: Record) -> str:
@@ -158,7 +173,7 @@ class Instruct(Language):
         if self.messages is None:
             found = self._pairs(records, tokeniser)
         else:
-            found = [self._of_chat(record[self.messages], tokeniser) for record in records]
+            found = [self._of_chat(self._messages(record), tokeniser) for record in records]
         fitting = [shortened(example, self.length) for example in found]
         self._note_cuts(found, fitting)
         used = [each for each in fitting if len(each.answer) > 1 and (each.answer[1:].any() or self.loss_on == "all")]
@@ -187,6 +202,19 @@ class Instruct(Language):
             )
 
     # --- chats ----------------------------------------------------------------------------------------------------
+    def _messages(self, record: Record) -> list[Any]:
+        """The messages of a chat. Raises ValueError for anything else."""
+        found = record[self.messages or ""]
+        if not isinstance(found, list) or not all(
+            isinstance(message, dict) and {"role", "content"} <= message.keys() for message in cast(list[Any], found)
+        ):
+            shown = json.dumps(found, default=str)
+            raise ValueError(
+                f"messages: {self.messages} must have a list of {{role, content}} in each row of {self.path}, got "
+                f"{shown if len(shown) <= SHOWN else shown[:SHOWN] + '…'}"
+            )
+        return cast(list[Any], found)
+
     def _of_chat(self, messages: Sequence[Any], tokeniser: Tokeniser) -> Example:
         """The example of a chat, whose answers are what the template marks as generated, or the turns of the assistant.
         Raises ValueError where a template changes the text before a turn afterwards."""

@@ -207,7 +207,8 @@ class TextTable(Classification):
             for batch in batches(self.file, wanted, ROWS):
                 yield from batch.to_pylist()
             return
-        for number, line in enumerate(read_text(self.file).splitlines(), 1):
+        # Texts may have other ends of lines, such as U+2028, in the midst of a record.
+        for number, line in enumerate(read_text(self.file).split("\n"), 1):
             if not line.strip():
                 continue
             try:

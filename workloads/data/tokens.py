@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..files.cache import cache_folder, read_sealed, write_sealed
+from ..files.roots import damaged
 from ..workload import note
 from .characters import END, TOKENS, tokens_of
 
@@ -153,9 +154,16 @@ def named_in(folder: Path, key: str) -> str | None:
     """The text of a special token that the files of a tokeniser name."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         path = folder / name
-        token = json.loads(path.read_text("utf-8")).get(key) if path.is_file() else None
-        if token is not None:
-            return token["content"] if isinstance(token, dict) else token
+        if not path.is_file():
+            continue
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise damaged(path, error) from error
+        token = found.get(key) if isinstance(found, dict) else None
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            return token
     return None
 
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ..files.cache import first_line
 from ..stateless import parameters_of
 from ..workload import WITHOUT_WEIGHTS, Model
 
@@ -159,6 +160,11 @@ class Pretrained(Model):
                 f"folder: {path} has {has} *.safetensors; pickled weights can run code, so convert them first "
                 "(safetensors.torch.save_file)"
             )
+        if (path / "adapter_config.json").exists():
+            raise ValueError(
+                f"folder: {path} has adapter_config.json, which names another base; give the folder of that base, and "
+                "the factors with adapter: {name: lora, factors: …}"
+            )
         if "auto_map" in found:
             raise ValueError(
                 f"folder: {CONFIG} has auto_map, which runs code of the folder; use an architecture that transformers "
@@ -181,6 +187,7 @@ class Pretrained(Model):
             network = self.without_numbers(kind, config)
         else:
             network = self.loaded(kind, config)
+        self.check_padding(network, shape[-1])
         self.choose_trained(network)
         for part in network.modules():
             if isinstance(part, nn.Dropout):
@@ -195,8 +202,7 @@ class Pretrained(Model):
         try:
             config = package.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # of whatever kind transformers raises on a damaged or unknown configuration
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"folder: transformers cannot read {path}/{CONFIG} ({first})") from error
+            raise ValueError(f"folder: transformers cannot read {path}/{CONFIG} ({first_line(error)})") from error
         both_ways = type(config) in package.AutoModelForMaskedLM._model_mapping
         if self.head == "causal" and both_ways:
             raise ValueError(
@@ -226,6 +232,19 @@ class Pretrained(Model):
                 "own tokenizer"
             )
 
+    @staticmethod
+    def check_padding(network: nn.Module, length: int) -> None:
+        """Raise ValueError if the model has too few positions because they begin behind that of the padding, as in
+        RoBERTa."""
+        for name, part in network.named_modules():
+            padding = getattr(part, "padding_idx", None)
+            if isinstance(part, nn.Embedding) and name.endswith("position_embeddings") and padding is not None:
+                positions = part.num_embeddings - padding - 1
+                if length > positions:
+                    raise ValueError(
+                        f"length: 1 <= length <= {positions} must hold, the model's positions, got {length}"
+                    )
+
     def without_numbers(self, kind: Any, config: Any) -> Any:
         """The network whose parameters have no numbers. Its buffers follow from the configuration."""
         from transformers.initialization import no_init_weights  # pyright: ignore[reportMissingImports]
@@ -251,8 +270,7 @@ class Pretrained(Model):
                     ignore_mismatched_sizes=True,
                 )
         except (OSError, ValueError, RuntimeError) as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"folder: transformers cannot load {self.path} ({first})") from error
+            raise ValueError(f"folder: transformers cannot load {self.path} ({first_line(error)})") from error
         body = f"{network.base_model_prefix}."
         of_head = (lambda name: not name.startswith(body)) if self.head == "classify" else (lambda name: False)
         missing = sorted(name for name in found["missing_keys"] if not of_head(name))
