@@ -6,6 +6,7 @@ A run whose clients are evaluated with models of their own has the file clients.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -145,15 +146,39 @@ def unit(name: str) -> str:
     return with_unit(f"eval/{name.partition('_')[2]}")
 
 
+class OfClients(NamedTuple):
+    """What a metric over clients' models is of: the name of the models, and the metric of one client."""
+
+    model: str
+    metric: str
+
+    @property
+    def column(self) -> str:
+        return f"{self.model}_{self.metric}"
+
+
+def of_clients(metric: str) -> OfClients | None:
+    """eval/unseen/own/test_loss_q05 -> own, test_loss; None for a metric that is not over clients' models."""
+    found = re.fullmatch(rf"eval/(?:unseen/)?(?P<model>{MODELS})/(?P<of>.+?)({DETAIL}|_gap)?", metric)
+    return None if found is None else OfClients(found["model"], found["of"])
+
+
+def better_off(base: np.ndarray, other: np.ndarray, best: str) -> tuple[list[float], float]:
+    """(shares of the clients that are better, equal and worse off with the other values than with the base values, mean
+    difference), nan without clients. base, other: (c,); best: "max" or "min"."""
+    apart = other - base
+    if not len(apart):
+        return [math.nan] * 3, math.nan
+    better = np.sign(apart) * (1 if best == "max" else -1)
+    return [float(np.mean(better == way)) for way in (1, 0, -1)], float(apart.mean())
+
+
 # --- runs beside each other -------------------------------------------------------------------------------------------
 def compared(runs: Sequence[ByClient], metric: str) -> str | None:
     """The column by which clients are compared: the one that the metric of a comparison is of, or that of own models
     with its last word; None if not all runs have it."""
-    of = re.fullmatch(rf"eval/(?:unseen/)?(?P<model>{MODELS})/(?P<of>.+?)({DETAIL}|_gap)?", metric)
-    last = metric.rpartition("/")[2].rpartition("_")[2]
-    wanted = (
-        [f"{of['model']}_{of['of']}"] if of else [f"own_{kind}_{last}" for kind in ("test", "validation", "training")]
-    )
+    of, last = of_clients(metric), metric.rpartition("/")[2].rpartition("_")[2]
+    wanted = [f"own_{kind}_{last}" for kind in ROWS] if of is None else [of.column]
     return next((name for name in wanted if runs and all(name in run.columns for run in runs)), None)
 
 
@@ -179,15 +204,12 @@ def differences(runs: Sequence[ByClient], metric: str, best: str) -> PageSection
     name, rows = compared(runs, metric), list[list[TableCell]]()
     if name is None:
         return PageSection(BETTER_OFF, "")
-    sign = 1 if best == "max" else -1
     for label, who in ((label, who) for label in others(runs) for who in ("", UNSEEN)):
         if found := list(pairs(runs, label, name, who)):
             base, value = (np.concatenate([each[i] for each in found]) for i in (1, 2))
-            shares = [float(np.mean(np.sign(value - base) * sign == way)) for way in (1, 0, -1)]
-            change = float((value - base).mean()) * factor(metric_of(name))
-            rows.append(
-                row_of(f"{label}{who}", *(f"{share:.1%}" for share in shares), f"{change:+.4g}", f"{len(base)}")
-            )
+            parts, change = better_off(base, value, best)
+            cells = [*(f"{part:.1%}" for part in parts), f"{change * factor(metric_of(name)):+.4g}", f"{len(base)}"]
+            rows.append(row_of(f"{label}{who}", *cells))
     note = f"{unit(name)} of each client's model, against {runs[0].label}, where a client has the same rows and seed."
     return PageSection(BETTER_OFF, note, ["method", "better", "equal", "worse", "mean difference", "clients"], rows)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from fedfleet.engine.records.client_models import FILE
 from fedfleet.engine.storage.atomic_write import write
-from fedfleet.tune.report.served import Row, Served, clients_of, shares, spread_table, worse_off
+from fedfleet.tune.by_client import better_off
+from fedfleet.tune.report.served import Row, Served, clients_of, pairs, served, spread_table, worse_off
 
 SPREAD = (0.5, 0.5, 0.1, 0.4, math.nan, 2000.0)
 
@@ -23,10 +25,11 @@ def of(values: dict[int, float], split: str = "s") -> Served:
 def test_shares_are_strict_and_over_pairs_with_the_same_split():
     base = [of({0: 0.5, 1: 0.5, 2: 0.5}), of({0: 0.0}), of({0: 0.0}, "")]
     other = [of({0: 0.6, 1: 0.5, 3: 1.0}), of({0: 1.0}, "another"), of({0: 1.0}, "")]
-    parts, difference, pairs = shares(base, other, "max")
-    assert (parts, pairs) == ([0.5, 0.5, 0.0], 2)
+    found = pairs(base, other)
+    parts, difference = better_off(*found, "max")
+    assert (parts, len(found[0])) == ([0.5, 0.5, 0.0], 2)
     assert difference == pytest.approx(0.05, abs=1e-15)
-    assert shares(base, other, "min")[0] == [0.0, 0.5, 0.5]
+    assert better_off(*found, "min")[0] == [0.0, 0.5, 0.5]
 
 
 def test_tables():
@@ -50,3 +53,18 @@ def test_clients_that_are_never_trained_with_are_not_compared(tmp_path: Path):
     write(tmp_path / "partition.json", "{}")
     assert clients_of(tmp_path, "own_test_accuracy") == {0: 0.5}
     assert clients_of(tmp_path, "adapted_test_accuracy") == {}
+
+
+@pytest.mark.parametrize("model", ["own", "adapted", "adapted@2", "chosen"])
+def test_whose_models_a_metric_is_of(model: str, tmp_path: Path):
+    """Means come from the record, with unseen clients where there are some, and values of clients from the table."""
+    pq.write_table(pa.table({"client": [0, 1], f"{model}_test_accuracy": [0.25, 0.75]}), tmp_path / FILE)
+    write(tmp_path / "partition.json", '{"sha256": "s"}')
+    base, unseen = f"eval/{model}/test_accuracy", f"eval/unseen/{model}/test_accuracy"
+    columns = {base: np.array([0.1, 0.5]), f"{base}_worst": np.array([0.0, 0.2]), unseen: np.array([0.3, 0.4])}
+    for metric in (base, f"{base}_worst", f"{base}_gap", unseen):
+        found = served(tmp_path, columns, metric)
+        assert found is not None
+        assert (found.mean, found.worst, found.unseen) == (0.5, 0.2, 0.4)
+        assert (found.split, found.clients) == ("s", {0: 0.25, 1: 0.75})
+    assert served(tmp_path, {"eval/accuracy": np.ones(2)}, "eval/accuracy") is None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from fedfleet.tune.report.served import Row, both, shares
+from fedfleet.tune.by_client import better_off
+from fedfleet.tune.report.served import Row, both, pairs
 from fedfleet.tune.units import factor
 
 from .claims import Study, verdict
@@ -77,7 +78,7 @@ def line(study: Study, row: Row, rows: Mapping[str, Row]) -> Iterator[str]:
         hidden = name == "unseen" and row.method == "Local"  # which has no model for them but the first one
         yield "–" if hidden else f"{sum(of_runs) / len(of_runs):.1f}"
     for name in report.against:
-        better, _, worse = shares(*both(rows[name], row), report.best)[0] if name in rows else (0.0, 0.0, 0.0)
+        better, _, worse = better_off(*pairs(*both(rows[name], row)), report.best)[0] if name in rows else (0.0,) * 3
         yield "" if name == row.method else f"{better:.0%} / {worse:.0%}"
     gradients = [run.gradients for run in row.runs.values()]
     yield f"{sum(gradients) / len(gradients):,.0f}"

@@ -8,7 +8,6 @@ with have columns of their own, and are not compared, since a method without a s
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,11 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...engine.records.client_models import FILE
+from ..by_client import BETTER_OFF, better_off, of_clients
 from ..page.content import PageSection, TableCell, row_of
 from ..run_files import Columns, parquet, read_json
-
-OF = re.compile(r"eval/(own|adapted)/(.+?)(?:_(?:weighted|std|worst|decile|q\d\d|better|equal|worse))?")
-"""Matches the metrics that are about clients' models; the groups are whose models, and the metric of one client."""
 
 
 class Served(NamedTuple):
@@ -41,15 +38,15 @@ class Served(NamedTuple):
 
 def served(folder: Path, columns: Columns, metric: str) -> Served | None:
     """Of the run in a folder, None if the metric is not about clients' models. columns: those of its record."""
-    found = OF.fullmatch(metric)
-    base = "" if found is None else f"eval/{found[1]}/{found[2]}"
-    if found is None or base not in columns:
+    of = of_clients(metric)
+    base = "" if of is None else f"eval/{of.model}/{of.metric}"
+    if of is None or base not in columns:
         return None
     names = (base, f"{base}_weighted", f"{base}_std", f"{base}_worst", base.replace("eval/", "eval/unseen/", 1))
     mean, weighted, std, worst, unseen = (float(columns[n][-1]) if n in columns else math.nan for n in names)
     gradients = float(columns["client/gradients"].sum()) if "client/gradients" in columns else math.nan
     split = str(read_json(folder / "partition.json").get("sha256", ""))
-    return Served(mean, weighted, std, worst, unseen, gradients, split, clients_of(folder, f"{found[1]}_{found[2]}"))
+    return Served(mean, weighted, std, worst, unseen, gradients, split, clients_of(folder, of.column))
 
 
 def clients_of(folder: Path, name: str) -> dict[int, float]:
@@ -62,20 +59,16 @@ def clients_of(folder: Path, name: str) -> dict[int, float]:
     return {client: value for client, value, population in rows if population == "seen" and value is not None}
 
 
-def shares(base: Sequence[Served], other: Sequence[Served], best: str) -> tuple[list[float], float, int]:
-    """(shares of the clients that are better, equal and worse off in the other runs than in the base runs, mean
-    difference, number of pairs), over the pairs of runs that have the same split. best: "max" or "min"."""
-    pairs = [
+def pairs(base: Sequence[Served], other: Sequence[Served]) -> tuple[np.ndarray, np.ndarray]:
+    """(n,), (n,): the values of clients in the base runs and in the other ones, of runs that have the same split."""
+    found = [
         (left.clients[client], right.clients[client])
         for left, right in zip(base, other, strict=True)
         if left.split and left.split == right.split
         for client in left.clients.keys() & right.clients.keys()
     ]
-    apart = np.array([right - left for left, right in pairs])
-    if not len(apart):
-        return [math.nan] * 3, math.nan, 0
-    better = np.sign(apart) * (1 if best == "max" else -1)
-    return [float(np.mean(better == way)) for way in (1, 0, -1)], float(apart.mean()), len(apart)
+    columns = np.array(found, dtype=float).reshape(-1, 2)
+    return columns[:, 0], columns[:, 1]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -123,13 +116,14 @@ def worse_off(rows: Sequence[Row], against: Sequence[str], best: str, factor: fl
         "with the other method. Only runs with the same split are compared, and better and worse are strict."
     )
     heads = ["level", "against", "method", "better", "equal", "worse", "mean difference", "pairs"]
-    return PageSection("Clients that are better or worse off", note, heads, made)
+    return PageSection(BETTER_OFF, note, heads, made)
 
 
 def lines(base: Row | None, row: Row, best: str, factor: float) -> Iterator[list[TableCell]]:
     if base is None or base.method == row.method:
         return
-    parts, difference, pairs = shares(*both(base, row), best)
-    if pairs:
-        cells = [*(f"{share:.1%}" for share in parts), f"{difference * factor:+.4g}", f"{pairs}"]
+    left, right = pairs(*both(base, row))
+    if len(left):
+        parts, difference = better_off(left, right, best)
+        cells = [*(f"{share:.1%}" for share in parts), f"{difference * factor:+.4g}", f"{len(left)}"]
         yield row_of(row.level, base.method, row.method, *cells)

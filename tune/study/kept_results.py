@@ -31,6 +31,7 @@ from ...engine.records.client_models import FILE as CLIENTS
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text
 from ...workloads.files.roots import IN_PART
+from ..by_client import MODELS, of_clients
 from ..run_files import Columns, column_names, data_in_part, parquet, privacy_spent, read_columns, read_json
 
 NAME = "cells.jsonl"
@@ -38,7 +39,7 @@ ADDED_UP = ("comm/bytes_down", "comm/bytes_up", "time/seconds", "client/count", 
 """Columns of rounds.parquet that are added up over the rounds of a row."""
 AS_THEY_ARE = ("round", "system/clock")
 """Further columns that are kept, beside the metrics of evaluations."""
-LEFT_OUT = re.compile(r"eval/(unseen/)?(server|own|adapted)/.*_(decile|q\d\d|better|equal|worse)")
+LEFT_OUT = re.compile(rf"eval/(unseen/)?{MODELS}/.*_(decile|q\d\d|better|equal|worse)")
 """Matches columns on the spread over clients that are kept only where a study reports or decides by them."""
 NEEDED = ("round", "comm/bytes_down", "comm/bytes_up", "time/seconds")
 """The columns that every report reads."""
@@ -105,12 +106,8 @@ def clients_of(run: Path, metrics: set[str]) -> dict[str, Any]:
     if table is None:
         return {}
     names: list[str] = table.column_names
-    kept = [
-        name
-        for name in names
-        if "_validation_" not in name  # settings are chosen by means over clients
-        and any(of.startswith(f"eval/{name.replace('_', '/', 1)}") for of in metrics)
-    ]
+    wanted = {of.column for metric in metrics if (of := of_clients(metric)) is not None}
+    kept = [name for name in names if name in wanted and "_validation_" not in name]  # means choose settings
     if not kept:
         return {}
     others = [name for name in names if name in ("client", "population") or name.startswith("rows_")]
