@@ -479,12 +479,14 @@ struct Room {
 };
 
 // The inputs of a layer of one client. x: those of the network.
-Examples inputs_of(const Layer* layers, const Room& room, const Examples& x, int64_t l) {
+inline Examples inputs_of(const Layer* layers, const Room& room, const Examples& x, int64_t l) {
   return l ? Examples{room.y[l - 1].data(), layers[l].in()} : x;
 }
 
-// Writes the outputs of all layers of one client at the parameters p, and returns those of the last, (B, O).
-float* outputs(const Layer* layers, int64_t n, Room& room, const float* p, const Examples& x, int64_t B) {
+// Writes the outputs of all layers of one client at the parameters p, and returns those of the last, (B, O). It is
+// inlined, as local steps took 1.1 times as long on LeNet without it.
+inline __attribute__((always_inline)) float* outputs(const Layer* layers, int64_t n, Room& room, const float* p,
+                                                     const Examples& x, int64_t B) {
   const int64_t in_lanes = room.batched.images.size();
   if (in_lanes) room.batched.forward(p, x, room.y[in_lanes - 1].data());
   for (int64_t l = in_lanes; l < n; l++) {
