@@ -166,3 +166,19 @@ def test_a_part_of_a_set_is_named_in_the_log_and_the_report(root):
 )
 def test_a_part_is_less_of_either(rows, complete):
     assert (FashionMnist().in_part(*rows) == "") is complete
+
+
+def test_a_table_that_is_missing_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whether larger values are better depends on the labels of the table, which are read before the check."""
+    monkeypatch.chdir(tmp_path)
+    workload = {"name": "table", "path": "writers.parquet", "test_fraction": 0.1, "model": "mlp"}
+    study = {
+        "experiment": {"workload": workload, "federation": {"clients": 2, "cohort": 2, "rounds": 1}},
+        "methods": {"FedAvg": "fedavg"},
+        "report": {"metric": "eval/accuracy"},
+        "tracking": {"uri": "none"},
+    }
+    (tmp_path / "study.yaml").write_text(json.dumps(study))
+    done = invoke("study", "study.yaml", "--out", "out")
+    assert done.exit_code == 2, done.output
+    assert "experiment.workload: path must name a file" in done.stderr

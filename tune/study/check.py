@@ -72,7 +72,7 @@ def lower_of(study: Study) -> tuple[str, ...]:
     try:
         data = first_values(planned(study, next(iter(study.methods)), levels(study)[0][1], study.seeds[0]))
         return tuple(RunSpec.of("direction", experiment(data)).workload.lower)
-    except FedFleetError:
+    except (FedFleetError, ValueError):  # of what is read of a table of own files, such as a wrong path
         return ()
 
 
