@@ -67,7 +67,9 @@ class Ifca(OneOfSeveral):
 
     def starts(self, x: Tree) -> tuple[Tree, ...]:
         """The k models before round 1."""
-        return (x, *self.drawn) if self.drawn else (x, *(self._beside(x, j) for j in range(1, self.clusters)))
+        if self.drawn:
+            return (x, *(drawn.to(x.flat.device) for drawn in self.drawn))
+        return (x, *(self._beside(x, j) for j in range(1, self.clusters)))
 
     def _beside(self, x: Tree, j: int) -> Tree:
         """x with normal numbers added, whose deviation is `spread` times the root mean square of each tensor."""

@@ -24,7 +24,7 @@ from ..user_code import plugin_errors
 from ..workload.model import check_size
 
 LARGE = 1 << 30
-"""Bytes of the tensors of a model from which on shapes are looked at before the model is built."""
+"""Bytes of the tensors of a model, and of the states of all clients, from which on their room is looked at first."""
 SHARED_MEMORY = Path("/dev/shm")
 """Where Ray has what all processes of a node read."""
 COPIES = 3
@@ -120,12 +120,15 @@ def check_client(run_spec: RunSpec, needs: Needs) -> None:
 
 
 def check_rows(run_spec: RunSpec, row: int) -> None:
-    """Raise ConfigError if what clients keep between rounds does not fit on the disk. row: bytes of one client."""
+    """Raise ConfigError if what clients keep between rounds does not fit on the disk. row: bytes of one client.
+
+    Less than LARGE is not looked at: the run itself says that a folder cannot be made or that a small disk is full.
+    """
     federation = run_spec.experiment.federation
-    if run_spec.resume or not row:
-        return
     row //= 2 if run_spec.experiment.engine.state_dtype == "bfloat16" else 1
     clients = min(federation.clients, federation.largest_cohort * federation.rounds)
+    if run_spec.resume or clients * row < LARGE:
+        return
     folder = run_spec.state_folder
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(there).free

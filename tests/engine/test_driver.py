@@ -46,7 +46,7 @@ def results(driver: Driver, phase: Phase, moves: float = MOVES) -> Iterator[Task
     for task in reversed(phase.tasks):
         if phase.call == "evaluate":
             rows = task.end - task.begin
-            yield TaskResult(task.index, [], {"examples": rows, "loss": 2.0 * rows, "accuracy": 0.0})
+            yield TaskResult(task.index, [], {"examples": rows, "weights": rows, "loss": 2.0 * rows, "accuracy": 0.0})
             continue
         count = len(task.clients)
         facts = dict.fromkeys(NAMES, 0.0) | {"loss": 3.0 * count, "steps": 3.0 * count, "weight": float(count)}

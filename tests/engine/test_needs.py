@@ -91,8 +91,27 @@ def test_needs_are_those_of_the_run_that_is_built():
         assert (found.at_work, found.row) == (state.at_work, byte_count(state.client))
 
 
-def test_a_method_that_cannot_be_tried_without_numbers_is_not_refused():
-    found = Needs.of(RunSpec.of("x", made([4], method="ifca")))
+CENTRED = """
+from fedfleet.algorithms.fedavg import Plain
+from fedfleet.algorithms.local import LocalMethod
+from fedfleet.algorithms.parts.rules import adamw
+from fedfleet.algorithms.parts.servers import Mean
+
+class Centred(LocalMethod):
+    def server_init(self, x):
+        return super().server_init(x - float(x.flat.mean()))
+
+def centred():
+    "FedAvg with AdamW, from a model of mean 0"
+    return Centred(adamw(), Plain(), Mean(), carry="keep")
+
+METHODS = {"centred": centred}
+"""
+
+
+def test_a_method_that_cannot_be_tried_without_numbers_is_not_refused(tmp_path):
+    (tmp_path / "centred.py").write_text(CENTRED)
+    found = Needs.of(RunSpec.of("x", made([4], plugins=[str(tmp_path / "centred.py")], method="centred")))
     assert found is not None
     assert (found.at_work, found.row) == (found.model, 0)
 
