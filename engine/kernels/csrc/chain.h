@@ -587,7 +587,7 @@ int32_t chain_outputs(const float* p, const float* x, float* y, const int64_t* l
     Room& room = room_of(layers, n, B);
     for (int64_t c = 0; c < C; c++) {
       const Examples own{x + c * B * all[0].in(), all[0].in()};
-      std::memcpy(y + c * size, outputs(all, n, room, p + c * P, own, B), sizeof(float) * size);
+      std::copy_n(outputs(all, n, room, p + c * P, own, B), size, y + c * size);  // without examples, y may be null
     }
     return DONE;
   });
