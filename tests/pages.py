@@ -13,7 +13,6 @@ of a page share an empty folder. Comments in a page say what is different:
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import re
@@ -64,12 +63,6 @@ def why_long(page: Path) -> str:
     """The reason for which a page is executed by `make test-all` only, empty if `make test` executes it."""
     found = PAGE.search(page.read_text(encoding="utf-8"))
     return found[1] if found else ""
-
-
-def missing_package(page: Path) -> str:
-    """The package that a page needs and that is not installed; "" for none."""
-    needed = re.match(r"needs (\w+):", why_long(page))
-    return needed[1] if needed and importlib.util.find_spec(needed[1]) is None else ""
 
 
 @contextlib.contextmanager

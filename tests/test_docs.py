@@ -10,7 +10,7 @@ import pytest
 
 from fedfleet.engine.config.registry import Registry
 
-from .pages import DOCS, ROOT, WRITTEN, Runner, blocks, missing_package, why_long, working_in
+from .pages import DOCS, ROOT, WRITTEN, Runner, blocks, why_long, working_in
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
@@ -25,8 +25,6 @@ def parameters() -> list[Any]:
 
 @pytest.mark.parametrize("page", parameters())
 def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest):
-    if package := missing_package(page):
-        pytest.skip(f"needs the package {package}")
     if why_long(page):
         request.getfixturevalue("ray_here")
     with working_in(tmp_path):

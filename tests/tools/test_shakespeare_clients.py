@@ -1,10 +1,10 @@
 """The clients of language/shakespeare have no text of their base's plays, and are those with the most training text."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from tools.shakespeare_clients import IN_BASE, ROLES, chosen
 
@@ -20,10 +20,7 @@ def test_roles_with_the_most_training_text_in_other_plays():
     assert found["user"].to_pylist() == ["macbeth__B", "macbeth__B", "hamlet__C", "hamlet__C"]
 
 
-def test_the_roles_of_the_study(data_root: str):
-    file = Path(data_root) / "shakespeare" / "shakespeare_roles.parquet"
-    if not file.is_file():
-        pytest.skip("needs shakespeare_roles.parquet in FEDFLEET_DATA")
-    found = chosen(pq.read_table(file))
+def test_the_roles_of_the_study(real_set: Callable[[str], Path]):
+    found = chosen(pq.read_table(real_set("shakespeare") / "shakespeare_roles.parquet"))
     assert len(set(found["user"].to_pylist())) == ROLES
     assert not set(found["play"].to_pylist()) & set(IN_BASE)

@@ -5,7 +5,6 @@ kernels add up in another order.
 """
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,6 @@ from fedfleet.workloads.models.pretrained import Pretrained, transformers
 from fedfleet.workloads.models.pretraining import pretrain
 from fedfleet.workloads.stateless import Stateless, parameters_of
 from fedfleet.workloads.workload import WITHOUT_WEIGHTS
-
-needs_transformers = pytest.mark.skipif(
-    find_spec("transformers") is None, reason="needs the package transformers: pip install fedfleet[text]"
-)
 
 SMALL = {
     "vocab_size": 31,
@@ -119,7 +114,6 @@ def built(folder: Path, head: str, shape: tuple[int, ...], classes: int):
 
 
 @pytest.mark.long
-@needs_transformers
 @pytest.mark.parametrize("family", DECODERS)
 def test_decoders(family, tmp_path):
     """The network without numbers gives what from_pretrained gives, several clients at once what each gives alone, and
@@ -138,7 +132,6 @@ def test_decoders(family, tmp_path):
 
 
 @pytest.mark.long
-@needs_transformers
 @pytest.mark.parametrize("family", [*ENCODERS, "llama", "gpt2"])
 def test_classifiers(family, tmp_path):
     """Padding changes nothing, several clients at once give what each gives alone, and the head is drawn anew."""
@@ -155,7 +148,6 @@ def test_classifiers(family, tmp_path):
 
 
 @pytest.mark.long
-@needs_transformers
 def test_clients_train_adapters_beside_a_folder(tmp_path):
     """The base is frozen and written nowhere; clients of a block train as they train alone."""
     folder = saved(tmp_path / "base", "llama", vocab_size=97)
@@ -223,7 +215,6 @@ def test_no_hub_is_asked():
 
 
 @pytest.mark.long
-@needs_transformers
 def test_folders_that_do_not_fit(tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -252,7 +243,6 @@ def test_folders_that_do_not_fit(tmp_path):
 
 
 @pytest.mark.long
-@needs_transformers
 def test_tied_tensors_are_one(tmp_path):
     """By the first of their names; a pattern may name the second."""
     package = transformers()
@@ -284,7 +274,6 @@ MARKED = (
 
 
 @pytest.mark.long
-@needs_transformers
 def test_chats_of_a_base_that_is_trained_here(tmp_path):
     """The same arguments give the same base. Answers are found by marks of the template, and by the turns before."""
     text = write_text(tmp_path)
@@ -319,7 +308,6 @@ def test_chats_of_a_base_that_is_trained_here(tmp_path):
 
 
 @pytest.mark.long
-@needs_transformers
 def test_no_code_of_a_tokeniser_runs(tmp_path, monkeypatch):
     """Nor is the user asked whether it may."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user is asked"))
@@ -337,7 +325,6 @@ def test_no_code_of_a_tokeniser_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@needs_transformers
 def test_texts_are_classified(tmp_path):
     """By the head of a decoder, in a run with adapters; the head is trained too."""
     pretrain(tmp_path / "base", write_text(tmp_path), steps=1)
