@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,6 @@ from fedfleet.workloads.stateless import Stateless
 from fedfleet.workloads.workload import taken_notes
 from tests.workloads.test_adapters import close
 from tests.workloads.test_language import GOLDEN, golden_tensors
-
-needs_tokenizers = pytest.mark.skipif(
-    find_spec("tokenizers") is None, reason="needs the package tokenizers: pip install fedfleet[text]"
-)
 
 PADDED = [
     {"input": [3, 4, 5, 0], "label": [4, 5, 0, 6], "document": [0, 0, 0, 0], "position": [0, 1, 2, 3]},
@@ -132,7 +128,7 @@ def test_a_document_by_itself_is_one_in_a_packed_row(tmp_path: Path):
 
 
 # --- prompts and answers ----------------------------------------------------------------------------------------------
-def instruct(folder: Path, rows: list[dict[str, str]], **more: Any) -> Instruct:
+def instruct(folder: Path, rows: Sequence[Mapping[str, Any]], **more: Any) -> Instruct:
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return Instruct(Gpt(8, 1, 2), path=str(folder / "rows.jsonl"), **{"length": 16, **more})
 
@@ -211,6 +207,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path):
         Instruct(Gpt(), path=str(tmp_path / "text.txt")).check()
     with pytest.raises(ValueError, match=r"messages need a tokeniser with a chat template, got characters or bpe"):
         instruct(tmp_path, PAIRS, messages="messages").check()
+    with pytest.raises(ValueError, match=r"must have who in each record, got null; give it, or leave records out"):
+        instruct(tmp_path, [{**PAIRS[0], "who": None}], client="who").load()
 
 
 def test_texts_may_have_any_ends_of_lines(tmp_path: Path):
@@ -223,7 +221,6 @@ def test_texts_may_have_any_ends_of_lines(tmp_path: Path):
     assert [*workload.records()] == pairs
 
 
-@needs_tokenizers
 @pytest.mark.parametrize("text", ["[1", "[1]"])
 def test_a_tokeniser_with_damaged_settings_is_refused(text: str, tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text(tokenisers.of_characters())
@@ -246,7 +243,6 @@ def test_characters_have_the_bytes_of_the_text():
 
 
 @pytest.mark.long
-@needs_tokenizers
 def test_the_file_of_characters_gives_their_tokens(data_root: str):
     """On a text with all that is particular, and on tiny-shakespeare where it is there."""
     read = tokenisers.FromFile(tokenisers.of_characters(), tokenisers.END_OF_BPE, "it")
@@ -260,7 +256,6 @@ def test_the_file_of_characters_gives_their_tokens(data_root: str):
     assert (read.size, read.end) == (97, 0)
 
 
-@needs_tokenizers
 def test_byte_pairs_are_learnt_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     texts = [text for texts in TEXTS.values() for text in texts]

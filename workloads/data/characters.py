@@ -56,6 +56,14 @@ def windows_of(tokens: np.ndarray, length: int) -> np.ndarray:
     return tokens[: count * length + 1][np.arange(count)[:, None] * length + np.arange(length + 1)]
 
 
+def check_cuts(length: int, test_fraction: float) -> None:
+    """Raise ValueError for a length of windows, or a share of texts that is kept for testing, that cannot be."""
+    if length < 1:
+        raise ValueError(f"length >= 1 must hold, got length={length}")
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"0 < test_fraction < 1 must hold, got test_fraction={test_fraction}")
+
+
 @dataclass(frozen=True)
 class Characters(Classification):
     """Windows of characters of your own texts. Without clients of their own, windows are dealt by the partition.
@@ -80,10 +88,7 @@ class Characters(Classification):
     classes: ClassVar[int] = TOKENS
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length >= 1 must hold, got length={self.length}")
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"0 < test_fraction < 1 must hold, got test_fraction={self.test_fraction}")
+        check_cuts(self.length, self.test_fraction)
         if self.partition is None:
             object.__setattr__(self, "partition", Iid() if self.client is None else Natural())
 

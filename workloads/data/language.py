@@ -31,7 +31,7 @@ from ..partitions.natural import Natural, client_numbers
 from ..partitions.standard import Iid
 from ..workload import HELD_OUT, Batch, Columns, Model, Params, Partition
 from . import tokens as tokenisers
-from .characters import ROWS, read_text
+from .characters import ROWS, check_cuts, read_text
 from .images import batches
 from .tokens import Coded, Tokeniser
 
@@ -113,12 +113,9 @@ class TextTable(Classification):
     forms: ClassVar[tuple[str, ...]] = FORMS[1:]
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length >= 1 must hold, got length={self.length}")
+        check_cuts(self.length, self.test_fraction)
         if self.vocabulary <= 256:
             raise ValueError(f"vocabulary > 256 must hold, as bytes are tokens, got vocabulary={self.vocabulary}")
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"0 < test_fraction < 1 must hold, got test_fraction={self.test_fraction}")
         if self.partition is None:
             object.__setattr__(self, "partition", Iid() if self.client is None else Natural())
 
@@ -190,7 +187,7 @@ class TextTable(Classification):
         are those of one."""
         found: dict[str, list[Record]] = {}
         for record in self.records():
-            found.setdefault(str(record[self.client]) if self.client else "", []).append(record)
+            found.setdefault(self.cell(record, self.client) if self.client else "", []).append(record)
         for name in sorted(found):
             records = found[name]
             if self.split_column is None:
@@ -199,6 +196,12 @@ class TextTable(Classification):
             else:
                 test = [record for record in records if record[self.split_column] == "test"]
                 yield name, [record for record in records if record[self.split_column] != "test"], test
+
+    def cell(self, record: Record, column: str) -> str:
+        """What a record has in a column. Raises ValueError for nothing."""
+        if record[column] is None:
+            raise ValueError(f"{self.path} must have {column} in each record, got null; give it, or leave records out")
+        return str(record[column])
 
     def records(self) -> Iterator[Record]:
         """The records of the file. Raises ValueError for a column that it does not have."""

@@ -83,7 +83,7 @@ class TextClasses(TextTable):
     def named(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
         """The columns of records. Raises ValueError for a label that is none of `labels`."""
         numbers = {name: number for number, name in enumerate(self.labels)}
-        labels = [str(record[self.label]) for record in records]
+        labels = [self.cell(record, self.label) for record in records]
         if unknown := sorted({*labels} - {*numbers}):
             raise ValueError(f"labels must name all classes of {self.path}, got no {unknown[0]}; add it")
         shape = (len(records), self.length)
