@@ -36,11 +36,11 @@ class Best(NamedTuple):
 
     def saved(self, frozen: Sequence[str] = ()) -> bytes:
         """The content of the file. Its metadata have the facts as texts. frozen: the names of frozen tensors."""
-        from safetensors.torch import save
+        from ..storage.tensor_bytes import tensor_bytes
 
         facts = {name: value if isinstance(value, str) else repr(value) for name, value in self.facts.items()}
         named = {"frozen": ",".join(frozen)} if frozen else {}
-        return save({name: value.contiguous() for name, value in self.model.items()}, {**facts, **named})
+        return tensor_bytes(self.model, {**facts, **named})
 
     @staticmethod
     def loaded(data: bytes) -> Best:

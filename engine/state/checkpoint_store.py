@@ -27,6 +27,7 @@ from ..records.best_model import Best
 from ..records.history import History
 from ..storage.object_store import Folder
 from ..storage.sha256 import sha256, sha256_of_json
+from ..storage.tensor_bytes import tensor_bytes
 
 FORMAT = 5
 """The version of the format of a checkpoint."""
@@ -213,16 +214,13 @@ def segment(begin: int) -> str:
 
 def contents(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
     """(name, bytes) of what a manifest names."""
-    from safetensors.numpy import save as save_arrays
-    from safetensors.torch import save
-
-    yield "server.safetensors", save({f"leaf{i}": leaf.contiguous() for i, leaf in enumerate(snapshot.server)})
+    yield "server.safetensors", tensor_bytes({f"leaf{i}": leaf for i, leaf in enumerate(snapshot.server)})
     table = {"row": snapshot.row, "digest": snapshot.digest, "visits": snapshot.visits}
-    yield "table.safetensors", save_arrays({name: np.ascontiguousarray(column) for name, column in table.items()})
+    yield "table.safetensors", tensor_bytes(table)
     if snapshot.best is not None:
         yield BEST, snapshot.best.saved()
     for begin in range(0, len(snapshot.records), SEGMENT):
-        yield segment(begin), save_arrays(snapshot.records.packed(begin, begin + SEGMENT))
+        yield segment(begin), tensor_bytes(snapshot.records.packed(begin, begin + SEGMENT))
 
 
 def snapshot_of(manifest: Manifest, files: dict[str, bytes]) -> Snapshot:

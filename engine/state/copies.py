@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import ConfigError, first_line
 from ..storage.object_store import join_url, open_folder
 from ..storage.secrets import redacted
+from ..storage.tensor_bytes import tensor_bytes
 from .checkpoint_store import FORMAT, CheckpointStore, Snapshot
 from .row_files import DIGEST, RowFiles, digests
 
@@ -99,14 +100,12 @@ class Copies:
 
         Raises OSError if a row does not match the digest in the snapshot.
         """
-        from safetensors.numpy import save
-
         assert self.rows is not None
         rows = self.rows.packed(snapshot.row[clients])
         for client, data in zip(clients, rows, strict=True):
             if (digests([[data]])[0] != snapshot.digest[client]).any():
                 raise OSError(f"the state of client {client} does not match its digest")
-        return self.store.put(save({"rows": rows}))
+        return self.store.put(tensor_bytes({"rows": rows}))
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def restore(self, number: int) -> Snapshot:
