@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine.errors import ConfigError, nearest
-from ..engine.records.metrics import better
+from ..engine.errors import ConfigError
+from ..engine.records.metrics import better, nearest_column
 from ..engine.run_spec import RunSpec
 from ..engine.runs.result import Result
 from ..engine.runs.saved_files import initial_model, require_kind
@@ -85,7 +85,9 @@ class Coalitions:
         if self.metric not in values:
             known = [name for name in values if name.startswith(("eval/", "train/"))]
             where = f" without clients {key}" if key else ""
-            raise ConfigError(f"--metric: the run has no column {self.metric}{where}; {nearest(self.metric, known)}")
+            raise ConfigError(
+                f"--metric: the run has no column {self.metric}{where}; {nearest_column(self.metric, known)}"
+            )
         return values[self.metric] * self.sign
 
     def _keep(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..errors import ConfigError
@@ -21,6 +22,10 @@ DETAIL = r"_(weighted|std|worst|decile|q\d\d|better|equal|worse|missing)"
 
 COUNTS = ("eval/own/never", "eval/gradients")
 """Columns of an evaluation that measure no model."""
+USUAL = ("eval/accuracy", "eval/own/test_accuracy")
+"""What is shown of runs if no column is named, in this order, before all others of the evaluations."""
+OF_ONE_FOLDER = 8
+"""A message names the columns that begin alike, up to the last /, one by one if there are at most so many."""
 
 
 def better(metric: str, lower: Iterable[str] = ()) -> Literal["max", "min"]:
@@ -46,6 +51,29 @@ def is_in_short(metric: str) -> bool:
     if metric.startswith("eval/adapted@"):
         return False  # what is chosen among the adaptations is there
     return metric.endswith("_worst") or not re.search(rf"^eval/{OWN}/.*({DETAIL}|_gap)$", metric)
+
+
+def default_column(names: Iterable[str], *others: Iterable[str]) -> str:
+    """The column that is shown if none is named: an accuracy, or else the first one of the evaluations. names: of the
+    columns of a record. others: of further records that are shown beside it, which have the column if one is in all."""
+    measured = [name for name in names if name.startswith(EVALUATION) and name not in COUNTS]
+    alike = set(measured).intersection(*others)
+    measured = [name for name in measured if name in alike] or measured
+    return next((name for name in USUAL if name in measured), [*measured, "train/loss"][0])
+
+
+def nearest_column(name: str, names: Iterable[str]) -> str:
+    """A clause for a message about a column that a record lacks: the columns with the most similar names, then all, of
+    which those of one folder, such as eval/own/, are one entry with their number if they are many."""
+    names, folders = list(names), dict[str, list[str]]()
+    for each in names:
+        folders.setdefault(each[: each.rfind("/") + 1], []).append(each)
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    some = [
+        ", ".join(own) if len(own) <= OF_ONE_FOLDER else f"{folder}… ({len(own)})" for folder, own in folders.items()
+    ]
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{hint}{'valid: ' if names else 'none is known'}{', '.join(some)}"
 
 
 class Metric(NamedTuple):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError
 from ..records.history import History
+from ..records.metrics import default_column, nearest_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,10 +42,10 @@ def draw(
     """Draw columns of the records; the arguments are those of `Result.plot`."""
     if x not in LABELS:
         raise ConfigError(f"x must be {', '.join(LABELS)}, got {x!r}")
-    columns = columns or (default_column(rows),)
+    columns = columns or (default_column(rows.columns),)
     for name in columns:
         if name not in rows.columns:
-            raise ConfigError(f"the records have no column {name}; {nearest(name, rows.columns)}")
+            raise ConfigError(f"the records have no column {name}; {nearest_column(name, rows.columns)}")
     if ax is None:
         ax = cast("Axes", optional("matplotlib.pyplot", "or draw `records` with another library").subplots()[1])
         ax.grid(alpha=0.3)
@@ -59,12 +60,6 @@ def draw(
         ax.set_ylabel(columns[0])
     ax.legend()
     return ax
-
-
-def default_column(rows: History) -> str:
-    """The column that is drawn if none is named: the accuracy, or else the first of the evaluations."""
-    evaluated = [name for name in rows.columns if name.startswith("eval/")]
-    return "eval/accuracy" if "eval/accuracy" in evaluated else [*evaluated, "train/loss"][0]
 
 
 def horizontal(rows: History, x: Horizontal) -> np.ndarray:

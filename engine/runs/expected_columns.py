@@ -14,7 +14,8 @@ from ...workloads.objectives import Classes
 from ...workloads.workload import Split
 from ..accelerators.settings import applied
 from ..config.schema import Experiment
-from ..errors import ConfigError, FedFleetError, nearest
+from ..errors import ConfigError, FedFleetError
+from ..records.metrics import nearest_column
 from ..rounds.pool import finished
 from ..run_spec import ExecutionPlan, RunSpec
 from .host import driver_here
@@ -106,4 +107,4 @@ def check_column(name: str, key: str, experiments: list[Experiment], others: Seq
     if "validation_" in name and not any("validation_" in column for column in known):
         raise ConfigError(f"{key}: there are no validation rows, got {name}; set evaluate.validation")
     candidates = [column for column in known if not column.startswith("time/") or name.startswith("time/")]
-    raise ConfigError(f"{key}: no run will record {name}; {nearest(name, candidates)}")
+    raise ConfigError(f"{key}: no run will record {name}; {nearest_column(name, candidates)}")

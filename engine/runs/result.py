@@ -94,11 +94,11 @@ class Result:
     ) -> Axes:
         """Draw columns of the records over the rounds, with matplotlib. Returns the axes.
 
-        columns: by default eval/accuracy, or else the first column of the evaluations. x: the horizontal axis; `bytes`
-        are all bytes sent in both directions so far, `seconds` the durations of the rounds so far, `clock` the virtual
-        clock of a run with a section `systems`. ax: axes to draw into, which may have the lines of other results; new
-        ones by default. label: of the line in the legend, by default the method and the workload; if there are several
-        columns, it is followed by the name of the column.
+        columns: by default eval/accuracy or eval/own/test_accuracy, or else the first column of the evaluations. x: the
+        horizontal axis; `bytes` are all bytes sent in both directions so far, `seconds` the durations of the rounds so
+        far, `clock` the virtual clock of a run with a section `systems`. ax: axes to draw into, which may have the
+        lines of other results; new ones by default. label: of the line in the legend, by default the method and the
+        workload; if there are several columns, it is followed by the name of the column.
         style: arguments of `Axes.plot`. Raises ConfigError if a column is missing or matplotlib is not installed.
         """
         return draw(self.rows, columns, x, ax, label or self.experiment.title, style)

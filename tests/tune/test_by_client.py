@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedfleet.engine import run
+from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.records.client_models import FILE
+from fedfleet.engine.records.metrics import default_column, nearest_column
 from fedfleet.tune.by_client import (
     ByClient,
     by_client,
@@ -21,6 +23,7 @@ from fedfleet.tune.by_client import (
     scatters,
     seen_and_unseen,
 )
+from fedfleet.tune.comparison.data_frame import compare
 from fedfleet.tune.comparison.findings import compare_runs
 from fedfleet.tune.run_report import page_of
 from tests.engine.test_own_models import OWN
@@ -143,9 +146,36 @@ def test_pages_of_runs(tmp_path: Path):
     assert (tmp_path / "page-charts" / "clients-1.svg").is_file()
 
 
-def test_a_damaged_table_says_so(tmp_path: Path):
-    from fedfleet.engine.errors import ConfigError
+def test_runs_whose_clients_alone_have_models_are_compared_by_these(tmp_path: Path):
+    """Without a metric, and beside a run that has the server's model, too. A loss is better when it is smaller."""
+    for method in ("local_only", "fedavg"):
+        own = {**OWN["evaluate"], "server": method != "local_only"}
+        run(small(method=method, evaluate=own), tmp_path / method)
+    alone, beside = [tmp_path / "local_only"], [tmp_path / "local_only", tmp_path / "fedavg"]
+    for folders in (alone, beside):
+        chosen = compare_runs(folders, None, False, (), None)
+        assert chosen == compare_runs(folders, "eval/own/test_accuracy", False, (), None)
+        assert "–" not in chosen.split("Results", 1)[1].split("\n\n")[0]
+    assert compare(alone)["eval/own/test_accuracy"].notna().all()
+    assert default_column(["eval/own/never", "eval/own/test_loss", "eval/auc"]) == "eval/own/test_loss"
+    assert default_column(["eval/accuracy", "eval/loss"], ["eval/loss"]) == "eval/loss"
+    assert default_column(["eval/accuracy"], ["eval/loss"]) == "eval/accuracy"
 
+
+def test_an_unknown_column_is_answered_by_the_nearest_ones(tmp_path: Path):
+    """Of some hundred columns a message names the nearest ones, and how many there are in each folder."""
+    run(small(method="ditto", **OWN), tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        compare_runs([tmp_path / "run"], "eval/own/test_acuracy_worst", False, (), None)
+    message = str(refused.value)
+    assert "; did you mean eval/own/test_accuracy_worst or " in message
+    assert "eval/own/… (" in message
+    assert len(message) < 500
+    assert nearest_column("eval/auc", ["eval/loss"]) == "did you mean eval/loss? valid: eval/loss"
+    assert nearest_column("x", []) == "none is known"
+
+
+def test_a_damaged_table_says_so(tmp_path: Path):
     assert by_client(tmp_path) is None
     pq.write_table(pa.table({"client": [0]}), tmp_path / FILE)
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-9])

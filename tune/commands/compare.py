@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ...engine.errors import ConfigError
+from ...engine.records.metrics import default_column
 from ..comparison.data_frame import labelled
 from ..comparison.findings import compare_runs
 from ..comparison.paired import compare_paired, text
@@ -17,7 +18,11 @@ from .options import KeyedCommand, Out
 
 @click.command("compare", cls=KeyedCommand)
 @click.argument("runs", nargs=-1, required=True, type=Out())
-@click.option("--metric", default="eval/accuracy", show_default=True, help="A column of rounds.parquet.")
+@click.option(
+    "--metric",
+    help="A column of rounds.parquet (default: eval/accuracy, or of runs whose clients alone have models "
+    "eval/own/test_accuracy, or else the first column of the evaluations that all runs have).",
+)
 @click.option("--lower", is_flag=True, help="Lower values of the metric are better.")
 @click.option(
     "--target",
@@ -43,7 +48,7 @@ from .options import KeyedCommand, Out
 @report_errors
 def command(
     runs: tuple[Path, ...],
-    metric: str,
+    metric: str | None,
     lower: bool,
     targets: tuple[float, ...],
     columns: tuple[str, ...],
@@ -58,4 +63,5 @@ def command(
     if targets or columns or html is not None:
         told = "got --target, --columns or --html; leave them out"
         raise ConfigError(f"--paired has no targets, no chosen columns and no page, {told}")
-    say(text(compare_paired(labelled(runs), metric)))
+    of_runs = labelled(runs)
+    say(text(compare_paired(of_runs, metric or default_column(*(result.rows.columns for _, result in of_runs)))))

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...engine.config.schema import experiment
-from ...engine.errors import ConfigError, first_line, nearest
+from ...engine.errors import ConfigError, first_line
 from ...engine.records.history import History
+from ...engine.records.metrics import better, default_column, nearest_column
 from ...engine.runs.chart import optional
 from ...engine.runs.result import Result
 from ...engine.runs.saved_files import read_rows, saved_config
@@ -33,7 +34,7 @@ NO_RUNS = "runs must name a run at least, got none; give results or folders"
 
 def compare(
     runs: Iterable[Run] | Mapping[str, Run],
-    metric: str = "eval/accuracy",
+    metric: str | None = None,
     *,
     lower: bool = False,
     targets: Sequence[float] = (),
@@ -44,7 +45,9 @@ def compare(
     runs: results, folders of runs, or folders of studies and searches, of which the finished runs are taken, those of
     tuning too. A folder that is named twice counts once. A mapping, label -> run, gives the rows its labels; otherwise
     a label is the method and the settings in which the runs differ.
-    metric: a column of the records. lower: whether lower values are better. targets: values of the metric to reach.
+    metric: a column of the records (default: eval/accuracy, or of runs whose clients alone have models the accuracy of
+    these, eval/own/test_accuracy, or else the first column of the evaluations that all runs have). lower: whether lower
+    values are better (default: only if the metric is not named and is a loss). targets: values of the metric to reach.
 
     The columns are means over the runs of a row: `metric` itself, its last value; `std`, the standard deviation of
     these values (NaN for one run); `best`, the best value of any round; `rounds to T`, the first measured round whose
@@ -62,11 +65,15 @@ def compare(
     Raises ConfigError if a run has not finished or has no such column, and if pandas is not installed.
     """
     pandas = optional("pandas", "or use the command fedfleet compare")
+    of_runs = labelled(runs)
+    if metric is None:
+        metric = default_column(*(result.rows.columns for _, result in of_runs))
+        lower |= better(metric) == "min"
     if paired:
-        found = compare_paired(labelled(runs), metric)
+        found = compare_paired(of_runs, metric)
         return pandas.DataFrame(rows_of(found), index=pandas.Index(found.labels, name="run"))
     rows: dict[str, list[dict[str, float]]] = {}
-    for label, result in labelled(runs):
+    for label, result in of_runs:
         rows.setdefault(label, []).append(measures(result, metric, lower, targets))
     table = pandas.DataFrame(
         [
@@ -135,7 +142,7 @@ def measures(result: Result, metric: str, lower: bool, targets: Sequence[float])
     """The numbers of one run."""
     if metric not in result.rows.columns:
         measured = [name for name in result.rows.columns if name.startswith(("eval/", "train/"))]
-        raise ConfigError(f"metric: run {result.run_id} has no column {metric}; {nearest(metric, measured)}")
+        raise ConfigError(f"metric: run {result.run_id} has no column {metric}; {nearest_column(metric, measured)}")
     rounds, (values, measured) = result.rows.column("round")[0], result.rows.column(metric)
     rounds, values = rounds[measured], values[measured]
     found = {metric: float(values[-1]), "best": float(values.min() if lower else values.max())}

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...engine.config.schema import part_name
 from ...engine.errors import ConfigError
+from ...engine.records.metrics import better, default_column, nearest_column
 from ..by_client import of_runs
 from ..output_paths import check_page
 from ..report.files import text, write_page
@@ -25,7 +26,7 @@ from .labels import labels_of, settings_of
 
 def compare_runs(
     folders: Sequence[Path],
-    metric: str,
+    metric: str | None,
     lower: bool,
     targets: Sequence[float],
     html: Path | None,
@@ -33,17 +34,20 @@ def compare_runs(
 ) -> str:
     """Compare runs; returns the tables as text.
 
-    folders: of runs, studies or searches. metric: a column of rounds.parquet. lower: whether lower values are better.
-    targets: values of the metric to reach. html: file for an HTML page as well, or None. columns: further columns of
-    rounds.parquet, or keys of the configuration, for the table of results.
+    folders: of runs, studies or searches. metric: a column of rounds.parquet, None for the usual one. lower: whether
+    lower values are better. targets: values of the metric to reach. html: file for an HTML page as well, or None.
+    columns: further columns of rounds.parquet, or keys of the configuration, for the table of results.
     """
-    report = Report(metric=metric, best="min" if lower else "max", targets=tuple(targets))
     unique = {folder.resolve(): folder for path in folders for folder in runs_in(path)}
+    if metric is None:
+        records = [names for folder in unique.values() if (names := column_names(folder))]
+        metric = default_column(*records) if records else "eval/accuracy"
+        lower |= better(metric) == "min"
+    report = Report(metric=metric, best="min" if lower else "max", targets=tuple(targets))
     found = findings_of(list(unique.values()), report, columns)
     if all(run.points is None for run in found.runs):
         measured_columns = [n for n in column_names(next(iter(unique.values()))) if n.startswith(("eval/", "train/"))]
-        known = ", ".join(measured_columns) or "none"
-        raise ConfigError(f"--metric: no run has a column {metric}; the first run has {known}")
+        raise ConfigError(f"--metric: no run has a column {metric}; {nearest_column(metric, measured_columns)}")
     if not targets and found.virtual and (target := shared_target(found)) is not None:
         found = replace(found, report=report.model_copy(update={"targets": (target,)}))
     if html is None:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from ...engine.config.schema import Experiment
-from ...engine.errors import ConfigError, nearest
+from ...engine.errors import ConfigError
+from ...engine.records.metrics import nearest_column
 from ...engine.runs.result import Result
 from ..listing import columns
 from ..report.statistics import Paired, paired
@@ -116,7 +117,7 @@ def measured(result: Result, metric: str) -> dict[int, float]:
     """round -> value, where the metric was measured."""
     if metric not in result.rows.columns:
         known = [name for name in result.rows.columns if name.startswith(("eval/", "train/"))]
-        raise ConfigError(f"--metric: run {result.run_id} has no column {metric}; {nearest(metric, known)}")
+        raise ConfigError(f"--metric: run {result.run_id} has no column {metric}; {nearest_column(metric, known)}")
     values, there = result.rows.column(metric)
     rounds = result.rows.column("round")[0]
     return dict(zip(rounds[there].astype(int).tolist(), values[there].tolist(), strict=True))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.config.schema import Experiment
-from ...engine.errors import ConfigError, nearest
+from ...engine.errors import ConfigError
+from ...engine.records.metrics import nearest_column
 from ...engine.rounds.driver import Record
 from ..executor.source import RunRequest, RunsObserver, Source
 from ..tracking.writers import WRITERS
@@ -122,7 +123,7 @@ def value_of(name: str, rows: list[Record], last: int) -> float:
     found = [row[name] for row in rows if name in row]
     if not found:
         columns = [*TOTALS, *sorted({column for row in rows for column in row if column != "round"})]
-        raise ConfigError(f"search.objectives: no round has {name}; {nearest(name, columns)}")
+        raise ConfigError(f"search.objectives: no round has {name}; {nearest_column(name, columns)}")
     return sum(found[-last:]) / len(found[-last:])
 
 
