@@ -68,7 +68,7 @@ def nearest_column(name: str, names: Iterable[str]) -> str:
     names, folders = list(names), dict[str, list[str]]()
     for each in names:
         folders.setdefault(each[: each.rfind("/") + 1], []).append(each)
-    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    close = get_close_matches(name, names, 3, 0.8) or get_close_matches(name, names, 1, 0.5)
     some = [
         ", ".join(own) if len(own) <= OF_ONE_FOLDER else f"{folder}… ({len(own)})" for folder, own in folders.items()
     ]

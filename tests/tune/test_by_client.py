@@ -25,6 +25,7 @@ from fedfleet.tune.by_client import (
 )
 from fedfleet.tune.comparison.data_frame import compare
 from fedfleet.tune.comparison.findings import compare_runs
+from fedfleet.tune.page.content import Curve
 from fedfleet.tune.run_report import page_of
 from tests.engine.test_own_models import OWN
 from tests.engine.test_personal import small
@@ -85,6 +86,7 @@ def test_a_run_has_its_distribution():
     (chart,) = distribution(run).charts
     server, own = chart.series
     assert (server.name, own.name) == ("server", "own")
+    assert isinstance(own, Curve)
     assert own.x["% of the clients"] == [0.0, 50.0, 100.0]
     assert own.mean == [20.0, 40.0, 90.0]
 

@@ -270,7 +270,7 @@ def test_the_library_is_the_published_one():
     assert "</script" not in script("plotly/plotly-basic.min.js")
 
 
-def section_of(found: Findings, title: str) -> PageSection:
+def section_of(found: Findings, title: str) -> Any:
     (one,) = [one for one in charts(found).values() if one.title == title]
     return one
 
@@ -838,7 +838,7 @@ def test_report_of_a_search():
     ]
     reported = {0: {2: 0.4, 4: 0.5}, 1: {2: 0.1}, 2: {2: 0.6, 4: 0.75}}
     page = search_page(plan(data), trials, trials[2:], reported)
-    by_title = {section.title: section for section in page.sections}
+    by_title: dict[str, Any] = {section.title: section for section in page.sections}
     assert cells(by_title["Best trial"]) == [["2", "75.0 %", "0.2", "0.5", "4", "finished"]]
     so_far, finished, pruned = by_title["Values by trial"].charts[0].series
     assert (list(so_far.x), list(so_far.y)) == ([0, 2, 2], [50.0, 50.0, 75.0])  # a step where a trial is better
