@@ -756,7 +756,7 @@ def test_compare_runs(tmp_path: Path):
     assert (tmp_path / "page/all.html").is_file()
     assert (tmp_path / "page/all.md").is_file()
     for arguments, told in (
-        ((folders[0], "--metric", "eval/auc"), "--metric: no run has a column eval/auc; valid: eval/"),
+        ((folders[0], "--metric", "eval/auc"), "--metric: no run has a column eval/auc; did you mean eval/"),
         ((str(tmp_path / "none"),), "holds no run; give folders"),
         ((folders[0], "--html", str(tmp_path / "x.pdf")), "must end with .html"),
     ):
