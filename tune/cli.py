@@ -29,16 +29,17 @@ COMMANDS = {
     "resume": "Continue the run in DIRECTORY from its last checkpoint.",
     "run": "Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`).",
     "search": "Search the ranges in EXPERIMENT, a YAML file or a shipped name.",
+    "small-model": "Train a small language model of transformers on a text, as a base for tests and studies.",
     "show": "Print the configuration, the parameters by kind, and the bytes that one round sends.",
     "study": "Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or continue it where it stopped.",
     "submit": "Run EXPERIMENT as a job of a cluster and follow its log.",
 }
-"""Name of a command, which is `commands/NAME.py` -> the first sentence of its help."""
+"""Name of a command, which is `commands/NAME.py`, with _ for - -> the first sentence of its help."""
 
 
 def loaded(name: str) -> click.Command:
     """The command with a name."""
-    return import_module(f".commands.{name}", "fedfleet.tune").command
+    return import_module(f".commands.{name.replace('-', '_')}", "fedfleet.tune").command
 
 
 class Commands(click.Group):

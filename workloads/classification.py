@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -296,3 +297,6 @@ class Classification(Workload):
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
         return self.objective.summary(means, columns)
+
+    def summary_of_clients(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.objective.summary_of_clients(means)

@@ -29,6 +29,8 @@ class ClientIndex(NamedTuple):
     `validation`: the same of rows by which settings are chosen. The engine sets both; a partition leaves them out.
     `drift`: how the rows that a client trains on change from round to round; None if they do not. `unseen`: the index
     of further clients, with the numbers N, N + 1, …, which are evaluated and never trained with; the engine sets it.
+    `targets`: (N,) how many targets the rows of each client have, such as the tokens of its texts; the engine sets it
+    where the workload says how many a row has.
     """
 
     offsets: np.ndarray
@@ -37,6 +39,7 @@ class ClientIndex(NamedTuple):
     validation: ClientIndex | None = None
     drift: Drift | None = None
     unseen: ClientIndex | None = None
+    targets: np.ndarray | None = None
 
     @staticmethod
     def of(clients: list[np.ndarray]) -> ClientIndex:
@@ -81,7 +84,18 @@ class ClientIndex(NamedTuple):
         pairs = ((self.held, others.held), (self.validation, others.validation))
         held, validation = (None if a is None or b is None else a.and_then(b) for a, b in pairs)
         offsets = np.concatenate([self.offsets, self.offsets[-1] + others.offsets[1:]])
-        return ClientIndex(offsets, np.concatenate([self.rows, others.rows]), held, validation)
+        both = () if self.targets is None or others.targets is None else (self.targets, others.targets)
+        targets = np.concatenate(both) if both else None
+        return ClientIndex(offsets, np.concatenate([self.rows, others.rows]), held, validation, targets=targets)
+
+    def with_targets(self, of_rows: np.ndarray) -> ClientIndex:
+        """The same with `targets`, also in the indices inside it. of_rows: (n,) those of each training row."""
+        held, validation, unseen = (
+            None if it is None else it.with_targets(of_rows) for it in (self.held, self.validation, self.unseen)
+        )
+        before = np.append(0, np.cumsum(of_rows[self.rows], dtype=np.int64))
+        targets = np.diff(before[self.offsets])
+        return self._replace(held=held, validation=validation, unseen=unseen, targets=targets)
 
     @property
     def whole(self) -> ClientIndex:

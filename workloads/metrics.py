@@ -23,6 +23,15 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((ranks[place][positive].sum() - many * (many + 1) / 2) / (many * rest))
 
 
+LARGEST_LOSS = 709
+"""The loss from which on a perplexity exceeds the floats."""
+
+
 def perplexity(loss: float) -> float:
     """exp(loss), for a mean cross-entropy in nats; infinity if that exceeds the floats."""
-    return math.exp(loss) if loss < 709 else math.inf
+    return math.exp(loss) if loss < LARGEST_LOSS else math.inf
+
+
+def perplexities(losses: np.ndarray) -> np.ndarray:
+    """(c,): `perplexity` of each loss, NaN of NaN."""
+    return np.where(losses < LARGEST_LOSS, np.exp(np.minimum(losses, LARGEST_LOSS)), losses + np.inf)

@@ -18,7 +18,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 from torch.nn import functional as F
 
 from .files.cells import check_finite, labels_of
-from .metrics import auc, perplexity
+from .metrics import auc, perplexities, perplexity
 from .workload import Columns
 
 NO_LABEL = -(1 << 63)
@@ -69,6 +69,10 @@ class Objective(ABC):
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
         """Further metrics, see `Workload.summary`. `columns` may lack those of `whole` that a workload does without."""
+        return {}
+
+    def summary_of_clients(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See `Workload.summary_of_clients`."""
         return {}
 
 
@@ -136,6 +140,9 @@ class NextToken(Objective):
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
         return {"perplexity": perplexity(means["loss"])}
+
+    def summary_of_clients(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"perplexity": perplexities(means["loss"])}
 
 
 NOT_COUNTED = -1

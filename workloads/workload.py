@@ -258,6 +258,11 @@ class Workload(ABC):
         """
         return None
 
+    def targets(self, columns: Columns) -> np.ndarray | None:
+        """(n,) whole numbers: how many targets each row of these columns has, such as the tokens of a text that are
+        predicted, by which `federation.weights: tokens` weighs clients; None where rows are not counted so."""
+        return None
+
     def trial(self, p: Params, batch: Batch) -> object:
         """One forward pass of training, on a batch with a "key". The engine runs it before round 1 and refuses modules
         that draw from global generators. The result is not used. Raises UnfitOutput for a
@@ -326,6 +331,11 @@ class Workload(ABC):
         `means`: the recorded means of the report. `columns`: those columns of the report that `whole` names, each (n,),
         for all n test rows in their order.
         """
+        return {}
+
+    def summary_of_clients(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Metrics that follow from the means of the report over the rows of each client, for the table of clients.
+        means: name -> (c,), NaN for a client without it; the results are alike."""
         return {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,6 +15,10 @@ from .own_models import WHO_HAS, Kind, rows_of
 QUANTILES = (5, 10, 25, 50, 75, 90, 95)
 CHOSEN = "chosen"
 """The model that a client chooses by its rows for validation."""
+
+
+More = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+"""Metrics of each client that follow from its others."""
 
 
 class OfClients(NamedTuple):
@@ -41,14 +45,27 @@ class OfClients(NamedTuple):
         told = {name: values for name, values in found.items() if "/" not in name and name != "id"}
         return OfClients(clients, metrics, lacking, told=told)
 
-    def columns(self, sizes: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    def columns(self, sizes: Mapping[str, np.ndarray], more: More) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Name of a column of a table -> (its values, whether each client has one), (c,) both. sizes: (N,) the rows of
-        each kind of all clients."""
+        each kind of all clients. more: `Workload.summary_of_clients`."""
         numbers = {**self.told, **({} if self.chosen is None else {CHOSEN: self.chosen})}
         found = {name: (values, np.ones(len(values), dtype=bool)) for name, values in numbers.items()}
         for name, values in self.metrics.items():
             there = sizes[kind_of(name)][self.clients] > 0
             found[name.replace("/", "_")] = values, there & ~np.isnan(values) if name in self.lacking else there
+        for base, means in self._by_kind().items():
+            first = f"{base}_{next(iter(means))}".replace("/", "_")
+            found |= {
+                f"{base.replace('/', '_')}_{name}": (column, found[first][1]) for name, column in more(means).items()
+            }
+        return found
+
+    def _by_kind(self) -> dict[str, dict[str, np.ndarray]]:
+        """MODEL/KIND -> metric -> (c,)."""
+        found: dict[str, dict[str, np.ndarray]] = {}
+        for name, values in self.metrics.items():
+            model, _, metric = name.partition("/")
+            found.setdefault(f"{model}/{kind_of(name)}", {})[metric.partition("_")[2]] = values
         return found
 
     @property

@@ -88,6 +88,12 @@ def kinds_of(client_index: ClientIndex, training: bool) -> tuple[Kind, ...]:
     return (*found, "training") if training or not found else tuple(found)
 
 
+def targets_of(client_index: ClientIndex) -> dict[str, np.ndarray]:
+    """Kind of rows -> (N,) the targets in them, where they are known."""
+    kinds = kinds_of(client_index, training=True)
+    return {kind: targets for kind in kinds if (targets := rows_of(client_index, kind).targets) is not None}
+
+
 def evaluated_clients(clients: int, sample: float, seed: int, unseen: int = 0) -> np.ndarray:
     """(c,) the clients of an evaluation before the last one, ascending: the same in all rounds. Behind the clients are
     those that are never trained with, of which there is the same share."""

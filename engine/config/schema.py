@@ -283,9 +283,10 @@ class Federation(Section):
     """The number R of rounds, at least 1."""
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
     """The work of one client in a round, see `Local`."""
-    weights: Literal["uniform", "examples"] = "uniform"
+    weights: Literal["uniform", "examples", "tokens"] = "uniform"
     """The weights of the clients in the mean of their models. `uniform` (default) gives all clients of a cohort the
-    same weight; `examples` weights each client by the number of its training rows."""
+    same weight; `examples` weights each client by the number of its training rows, and `tokens` by the number of
+    targets in them, for workloads of language models."""
     without: tuple[int, ...] = ()
     """The numbers of clients that are drawn but not used: a cohort is trained, and its mean is taken, without them, and
     everybody else's draws stay as they are (default: none). See docs/howto/forks.md."""
@@ -1157,9 +1158,9 @@ class Experiment(Section):
             )
         ),
         Conflict(
-            *("federation.weights", "privacy", "examples gives a client's influence no public bound"),
+            *("federation.weights", "privacy", "examples and tokens give a client's influence no public bound"),
             "choose weights: uniform",
-            lambda e: e.privacy and e.federation.weights == "examples",
+            lambda e: e.privacy and e.federation.weights != "uniform",
         ),
         Conflict(
             *("privacy.delta", "federation.clients", "delta <= 1 / clients must hold", "lower it"),

@@ -124,8 +124,14 @@ class Planner(ABC):
         """(S,) the federation's weights of these clients, whose sum is S but for rounding."""
         if not self.method.weighted or self.federation.weights == "uniform" or not len(clients):
             return np.ones(len(clients))
-        sizes = self.client_index.sizes_of(clients)
-        return sizes * (len(clients) / float(sizes.sum()))
+        counts = self._counts[clients]
+        return counts * (len(clients) / float(counts.sum()))
+
+    @property
+    def _counts(self) -> np.ndarray:
+        """(N,) what clients with weights are weighted by."""
+        index = self.client_index
+        return index.sizes if self.federation.weights == "examples" or index.targets is None else index.targets
 
     def _weighted(self, update: Update, version: int) -> Update:
         """The update with the weights that the method gives clients by their local steps. version: of all jobs."""
@@ -228,7 +234,7 @@ class RoundPlanner(Planner):
 
     def _ask(self, number: int, eligible: np.ndarray | None, visited: np.ndarray, begin: float, probe: Probe) -> Ask:
         federation, sizes = self.federation, self.client_index.sizes
-        target = sizes / sizes.sum() if federation.weights == "examples" else None
+        target = None if federation.weights == "uniform" else self._counts / self._counts.sum()
         spares = federation.selected - federation.cohort
 
         def duration() -> np.ndarray:

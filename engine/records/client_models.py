@@ -8,9 +8,11 @@ visits                              how often it has taken part
 rows_training                       how many rows it trains on, also rows_test and rows_validation if the run has such
 cluster                             of methods with several models, the number of the client's model, from 0
 alpha                               of APFL, the share of the client's own model in its mixture
+targets_training, …                 of language models, how many tokens of these rows are predicted
 server_test_…                       the metric of the server's model on these rows of the client, empty without any;
                                     left out where the server's model is not trained as a whole
 own_test_…                          the same of the client's own model
+                                    of language models also perplexity, e to the client's loss
 adapted_test_…                      the same after the adaptation of `evaluate.clients.adapt`, if there is one; of a
                                     list also adapted@2_test_…, and so on
 chosen, chosen_test_…               with a list and rows for validation: the number of the adaptation that is best on
@@ -41,10 +43,12 @@ def write_client_models(
     metrics: Mapping[str, tuple[np.ndarray, np.ndarray]],
     visits: np.ndarray,
     sizes: Mapping[str, np.ndarray],
+    targets: Mapping[str, np.ndarray],
 ) -> None:
     """Replace the file. clients: (c,) their numbers. metrics: name of a column, also of what methods tell of clients ->
     (its values, whether each is there), (c,) both. visits: (N,), of the clients that are trained with. sizes: the rows
-    of each kind, of these N clients and of the others, whose numbers are behind theirs."""
+    of each kind, of these N clients and of the others, whose numbers are behind theirs. targets: those in these rows,
+    where they are known."""
     from pyarrow import Table, parquet
 
     from .parquet import nullable
@@ -55,6 +59,7 @@ def write_client_models(
         columns["population"] = np.where(clients < seen, "seen", "unseen")
     columns["visits"] = np.concatenate([visits, np.zeros(everyone - seen, dtype=visits.dtype)])[clients]
     columns |= {f"rows_{kind}": rows[clients] for kind, rows in sizes.items()}
+    columns |= {f"targets_{kind}": counts[clients] for kind, counts in targets.items()}
     columns |= {name: nullable(*metrics[name]) for name in sorted(metrics)}
     temporary = cleared(temporary_path(path))
     parquet.write_table(Table.from_pydict(columns), temporary)

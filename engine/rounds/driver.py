@@ -26,10 +26,10 @@ from ..aggregation.rule import Aggregated, StageState
 from ..aggregation.stage import StageRunner
 from ..clients.evaluation import evaluations, loss_probes
 from ..clients.own_columns import OfClients, own_columns
-from ..clients.own_models import evaluated_clients, kinds_of, own_models_tasks, rows_of
+from ..clients.own_models import evaluated_clients, kinds_of, own_models_tasks, rows_of, targets_of
 from ..clients.worker import keep_freed_memory
 from ..cohorts.tasks import ClientTask, TrainingTask
-from ..errors import BlockTooLarge, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
+from ..errors import BlockTooLarge, ConfigError, Diverged, EvaluationFailed, FedFleetError, MethodFailed, RowsLost
 from ..fleet.asynchronous import AsynchronousPlanner, planner_of
 from ..fleet.planner import Planner, PlanState, Update
 from ..memory import available_memory
@@ -553,11 +553,13 @@ class Driver:
         if self.client_models is not None and self.run_spec.directory is not None:
             index = self.client_index.everyone
             sizes = {kind: rows_of(index, kind).sizes for kind in kinds_of(index, training=True)}
-            clients, metrics = self.client_models.clients, self.client_models.columns(sizes)
+            with plugin_errors("the workload's summary_of_clients raised", EvaluationFailed):
+                metrics = self.client_models.columns(sizes, self.run_spec.workload.summary_of_clients)
+            clients, targets = self.client_models.clients, targets_of(index)
             names = {"none": (), "last": (CLIENT_MODELS,), "every": (CLIENT_MODELS, name_of(self.round))}
             for name in names[self.run_spec.client_models.table]:
                 path = Path(self.run_spec.directory) / name
-                write_client_models(path, clients, metrics, self.visits, sizes)
+                write_client_models(path, clients, metrics, self.visits, sizes, targets)
         self.client_models = None
 
     def model(self) -> Any:

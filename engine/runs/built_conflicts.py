@@ -101,7 +101,7 @@ AGGREGATION = rows(
     ),
     (
         *("aggregate", "federation.weights", "a part of it has no weights", "set federation.weights: uniform"),
-        lambda b: b.experiment.federation.weights == "examples" and has_no_weights(b),
+        lambda b: b.experiment.federation.weights != "uniform" and has_no_weights(b),
     ),
     (
         *("attack", "aggregate.vectors", "searches against each vector by itself", "choose vectors: each"),

@@ -37,7 +37,9 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
     split = set_aside(split, evaluate.validation, experiment.seed)
     with plugin_errors("workload", settings=experiment.workload):
         split = workload.prepared(split)
-    split = split._replace(client_index=divided(split.client_index, experiment))
+    split = split._replace(
+        client_index=with_targets(divided(split.client_index, experiment), workload, split, experiment)
+    )
     by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
     by_client = by_client or ("validation" if split.client_index.validation is not None else "")
     if by_client and (absent := set(split.test) - set(split.train)):
@@ -46,6 +48,19 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
             f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
         )
     return split
+
+
+def with_targets(index: ClientIndex, workload: Workload, split: Split, experiment: Experiment) -> ClientIndex:
+    """The index with the targets of each client, where the workload says how many a row has. Raises ConfigError if it
+    does not, and clients are weighted by them."""
+    with plugin_errors("workload"):
+        targets = workload.targets(split.train)
+    if experiment.federation.weights == "tokens" and (targets is None or index.drift is not None):
+        why = "the workload has none" if targets is None else "those that clients train on change with the round"
+        raise ConfigError(
+            f"federation.weights: tokens counts the targets of texts, and {why}; choose weights: examples"
+        )
+    return index if targets is None else index.with_targets(targets)
 
 
 def seen_and_unseen(federation: Federation, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from torch import nn
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.workloads.data.characters import Characters, tokens_of, windows_of
+from fedfleet.workloads.models.dropout import Dropout
 from fedfleet.workloads.models.gpt import Gpt
 from fedfleet.workloads.objectives import NextToken
 from fedfleet.workloads.stateless import Stateless, parameters_of
@@ -63,6 +64,36 @@ def test_clients_at_once_are_clients_alone(settings: dict[str, Any]):
         torch.testing.assert_close(together[client], alone, rtol=1e-12, atol=1e-12)
 
 
+def test_dropout_of_the_model_draws_from_the_key():
+    """In training alone, for an example the same whatever is beside it, and without bias: the mean over keys of the
+    numbers that the layers of dropout give is what they are given, within five standard errors."""
+    network = Gpt(16, 2, 2, dropout=0.25).build((5,), 9).double()
+    p = {name: torch.randn(value.shape, dtype=torch.float64) for name, (value, _) in parameters_of(network).items()}
+    call, ids, key = Stateless(network), torch.randint(9, (3, 5)), torch.tensor(7)
+    first = call(p, ids, key)
+    assert torch.equal(first, call(p, ids, key))
+    assert torch.equal(call(p, ids), call({**p}, ids))
+    assert not torch.allclose(first, call(p, ids, torch.tensor(8)))
+    assert not torch.allclose(first, call(p, ids))
+    torch.testing.assert_close(call(p, ids[:2], key), first[:2], rtol=1e-12, atol=1e-12)
+    layers = [part for part in network.modules() if isinstance(part, Dropout)]
+    assert [part.rate for part in layers] == [0.25] * 7  # the embeddings, and three in each of two blocks
+    plain = Gpt(16, 2, 2).build((5,), 9).double()
+    assert torch.equal(Stateless(plain)(p, ids, key), call(p, ids))
+    layers[0].key = key
+    kept = layers[0](torch.ones(1, 40_000)) > 0
+    assert abs(float(kept.double().mean()) - 0.75) < 5 * math.sqrt(0.25 * 0.75 / 40_000)
+
+
+def test_clients_of_a_block_drop_what_they_drop_alone():
+    network = Gpt(16, 1, 2, dropout=0.5).build((5,), 9).double()
+    p = {name: torch.randn(value.shape, dtype=torch.float64) for name, (value, _) in parameters_of(network).items()}
+    call, ids, keys = Stateless(network), torch.randint(9, (3, 2, 5)), torch.arange(3)
+    together = torch.func.vmap(call, (None, 0, 0))(p, ids, keys)
+    for client in range(3):
+        torch.testing.assert_close(together[client], call(p, ids[client], keys[client]), rtol=1e-12, atol=1e-12)
+
+
 def test_a_place_sees_none_behind_it():
     network = Gpt(16, 1, 2, positions="rope").build((6,), 9)
     ids = torch.randint(9, (1, 6))
@@ -99,6 +130,7 @@ def test_the_size_of_the_models_of_studies():
         (lambda: Gpt(10, heads=4), "heads must divide width, got width=10, heads=4"),
         (lambda: Gpt(16, heads=4, kv_heads=3), "kv_heads must divide heads, got heads=4, kv_heads=3"),
         (lambda: Gpt(12, heads=4, positions="rope"), "rope needs heads of even width, got width=12, heads=4"),
+        (lambda: Gpt(dropout=1.0), "0 <= dropout < 1 must hold, got dropout=1"),
         (lambda: Gpt(theta=1.0), "1 < theta < infinity must hold, got theta=1"),
         (lambda: Gpt().build((1, 8, 8), 10), "gpt needs tokens"),
     ],

@@ -14,11 +14,13 @@ import torch
 
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.data import tokens as tokenisers
 from fedfleet.workloads.data.characters import tokens_of
 from fedfleet.workloads.data.instruct import Instruct
 from fedfleet.workloads.data.language import CausalLm, windows_of
 from fedfleet.workloads.data.tokens import Characters, Coded
+from fedfleet.workloads.metrics import perplexities
 from fedfleet.workloads.models.gpt import Gpt
 from fedfleet.workloads.objectives import NOT_COUNTED, CountedTokens
 from fedfleet.workloads.stateless import Stateless
@@ -101,7 +103,7 @@ def language(folder: Path, workload: dict[str, Any], **local: int):
 
 
 @pytest.mark.parametrize("more", [{}, {"attend": "within"}], ids=["stream", "within"])
-def test_a_run_reports_means_over_tokens(more: dict[str, str], tmp_path: Path):
+def test_a_run_reports_means_over_tokens(more: dict[str, Any], tmp_path: Path):
     small = {"name": "causal_lm", "model": {"name": "gpt", "width": 8, "depth": 1, "heads": 2}, **more}
     whole, parts = (run(language(tmp_path, small, **each)) for each in ({}, {"batch": 1, "accumulate": 4}))
     for name, value in whole.model.items():
@@ -114,6 +116,63 @@ def test_a_run_reports_means_over_tokens(more: dict[str, str], tmp_path: Path):
     assert row["eval/perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
     bits = loss * int(counts.sum()) / (math.log(2) * int(test["bytes"].sum()))
     assert row["eval/bits_per_byte"] == pytest.approx(bits, rel=1e-12)
+
+
+def test_clients_are_weighted_by_their_targets(tmp_path: Path):
+    """One local step of all rows of each client, with weights by targets, is a step on the mean over all tokens; with
+    weights by rows it is another one, as the last row of a client has fewer targets.
+
+    TOLERANCE: float64, sums of some hundred tokens in another order."""
+    small = {"name": "causal_lm", "model": {"name": "gpt", "width": 8, "depth": 1, "heads": 2}}
+    workload = CausalLm(Gpt(8, 1, 2), path=str(table(tmp_path)), client="who", length=16)
+    train, _ = workload.load()
+    batch = {name: torch.from_numpy(column[~train["held_out"]]) for name, column in train.items()}
+    start = {name: value.double().requires_grad_() for name, value in workload.init(0).items()}
+    counts = (batch["label"] != NOT_COUNTED).sum(-1)
+    ((workload.losses(start, batch) * counts).sum() / counts.sum()).backward()
+    gradients: Any = {name: value.grad for name, value in start.items()}
+    errors = {}
+    for weights in ("tokens", "examples"):
+        asked = language(tmp_path, small, steps=1, batch=1000).model_dump()
+        asked["federation"] |= {"weights": weights, "rounds": 1}
+        found = run(experiment(asked)).model
+        errors[weights] = max(
+            float((found[name] - (value.detach() - 0.5 * gradients[name])).abs().max())  # pyright: ignore[reportOptionalOperand]
+            for name, value in start.items()
+        )
+    assert errors["tokens"] < 1e-12
+    assert errors["examples"] > 1e-6
+
+
+def test_the_table_of_clients_has_their_perplexities_and_targets(tmp_path: Path):
+    import pyarrow.parquet as pq
+
+    asked = language(tmp_path, {"name": "causal_lm", "model": {"name": "gpt", "width": 8, "depth": 1, "heads": 2}})
+    asked = experiment({**asked.model_dump(), "evaluate": {"clients": {"own": True}}})
+    run(asked, tmp_path / "run")
+    found = pq.read_table(tmp_path / "run/clients.parquet").to_pydict()
+    for model in ("server", "own"):
+        np.testing.assert_allclose(found[f"{model}_test_perplexity"], np.exp(found[f"{model}_test_loss"]), rtol=1e-15)
+    train, _, index = CausalLm(path=str(table(tmp_path)), client="who", length=16).split(0, 3)
+    for kind, held_out in (("training", False), ("test", True)):
+        counts = (train["label"] != NOT_COUNTED).sum(-1) * (train["held_out"] == held_out)
+        clients = [index.rows[index.offsets[client] : index.offsets[client + 1]] for client in range(3)]
+        assert found[f"targets_{kind}"] == [int(counts[rows].sum()) for rows in clients]
+
+
+def test_perplexities_of_clients_are_never_too_large_for_floats():
+    found = perplexities(np.array([0.0, 708.9, 709.0, 1e9, np.inf, np.nan]))
+    assert found[:2].tolist() == [1.0, math.exp(708.9)]
+    assert np.isposinf(found[2:5]).all()
+    assert np.isnan(found[5])
+
+
+def test_weights_by_targets_need_texts():
+    asked = {"workload": "digits", "method": "fedavg", "federation": {"clients": 4, "cohort": 4, "weights": "tokens"}}
+    with pytest.raises(
+        ConfigError, match=r"federation.weights: tokens counts the targets of texts, and the workload has "
+    ):
+        run(experiment({**asked, "engine": {"backend": "local"}, "tracking": {"uri": "none"}}))
 
 
 def test_a_document_by_itself_is_one_in_a_packed_row(tmp_path: Path):
@@ -133,7 +192,7 @@ def instruct(folder: Path, rows: Sequence[Mapping[str, Any]], **more: Any) -> In
     return Instruct(Gpt(8, 1, 2), path=str(folder / "rows.jsonl"), **{"length": 16, **more})
 
 
-def answers_of(columns: dict[str, np.ndarray]) -> list[str]:
+def answers_of(columns: Mapping[str, np.ndarray]) -> list[str]:
     """The targets of each row, as text, with | for the end."""
     return [
         "".join("|" if token == 0 else chr(token + 30) for token in row[row != NOT_COUNTED]) for row in columns["label"]

@@ -15,6 +15,7 @@ from torch.func import vmap
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.cli import main
 from fedfleet.workloads.data.instruct import Instruct
 from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.convert import convert
@@ -305,6 +306,38 @@ def test_chats_of_a_base_that_is_trained_here(tmp_path):
         (tmp_path / "chat.jsonl").write_text("\n".join([json.dumps({"messages": wrong})] * 4))
         with pytest.raises(ValueError, match=r"messages must have a list of {role, content} in each row of .*, got "):
             chat.load()
+
+
+@pytest.mark.long
+def test_a_small_model_is_made_by_a_command(tmp_path):
+    """What it writes is what the function writes, and transformers reads it; a folder with files is left as it is."""
+    from click.testing import CliRunner
+
+    text, runner = write_text(tmp_path), CliRunner()
+    asked = ["small-model", str(tmp_path / "made"), "--text", str(text), "--layers", "2", "--steps", "2"]
+    assert runner.invoke(main, asked).exit_code == 0
+    pretrain(tmp_path / "base", text, steps=2)
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "made" / name).read_bytes() == (tmp_path / "base" / name).read_bytes()
+    package = transformers()
+    sizes = {}
+    for kind in ("llama", "gpt2"):
+        asked = ["small-model", str(tmp_path / kind), "--text", str(text), "--kind", kind, "--steps", "1"]
+        assert runner.invoke(main, asked).exit_code == 0
+        sizes[kind] = package.AutoModelForCausalLM.from_pretrained(tmp_path / kind).num_parameters()
+    assert sizes == {"llama": 750_848, "gpt2": 822_144}
+    again = runner.invoke(main, asked)
+    assert again.exit_code == 2
+    assert again.stderr == f"error: FOLDER must be empty or new, got {tmp_path / 'gpt2'}; give another one\n"
+    (tmp_path / "short.txt").write_text("short")
+    short = runner.invoke(main, ["small-model", str(tmp_path / "none"), "--text", str(tmp_path / "short.txt")])
+    assert short.exit_code == 2
+    assert short.stderr.startswith("error: text must have 74 characters or more, got ")
+    none = runner.invoke(main, ["small-model", str(tmp_path / "none"), "--text", str(tmp_path / "none.txt")])
+    assert none.exit_code == 2
+    assert none.stderr.startswith("error: ")
+    assert "none.txt" in none.stderr
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.long

@@ -164,6 +164,9 @@ class Characters(Classification):
     def build(self) -> nn.Module:
         return self.model.build(self.shape, TOKENS)
 
+    def targets(self, columns: Columns) -> np.ndarray:
+        return np.full(len(columns["label"]), self.length)
+
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         return batch["input"].long()
 

@@ -255,6 +255,9 @@ class Language(TextTable):
         targets = (batch["label"] != NOT_COUNTED).sum(-1)
         return targets if self.mean == "tokens" else targets.clamp(max=1)
 
+    def targets(self, columns: Columns) -> np.ndarray:
+        return (columns["label"] != NOT_COUNTED).sum(-1)
+
     whole: ClassVar[tuple[str, ...]] = ("bytes", "targets")  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:

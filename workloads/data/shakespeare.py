@@ -16,7 +16,7 @@ import numpy as np
 
 from ..files.leaf import read
 from ..files.roots import Layout, damaged
-from ..metrics import perplexity
+from ..metrics import perplexities, perplexity
 from ..models.recurrent import Lstm
 from ..partitions.natural import Natural
 from ..workload import Columns, Model, Partition
@@ -72,6 +72,9 @@ class Shakespeare(Tokens):
         """`perplexity`: e to the mean loss in nats. A loss of the same size belongs to a uniform choice among so many
         characters."""
         return {"perplexity": perplexity(means["loss"])}
+
+    def summary_of_clients(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"perplexity": perplexities(means["loss"])}
 
     def layouts(self) -> tuple[Layout, ...]:
         return tuple(Layout((f"{top}train/*.json",), (f"{top}test/*.json",), windows) for top in ("", "leaf/", "data/"))

@@ -8,7 +8,8 @@
 Each place sees itself and the places before it. Radford et al. 2019; rotary positions: Su et al. 2021,
 arXiv:2104.09864; RMSNorm: Zhang and Sennrich 2019, arXiv:1910.07467; groups of heads with common keys and values:
 Ainslie et al. 2023, arXiv:2305.13245. Matrices and embeddings are drawn from N(0, 0.02^2), O and Down from
-N(0, 0.02^2 / (2 depth)), as in nanoGPT. For `muon_adamw`, the patterns `*embed*` and `head*` name what is no hidden
+N(0, 0.02^2 / (2 depth)), as in nanoGPT, whose places of dropout these are, too: the embeddings, the weights of
+attention, and what a block adds. For `muon_adamw`, the patterns `*embed*` and `head*` name what is no hidden
 matrix.
 """
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..workload import Model
+from .dropout import Dropout
 
 EPS = 1e-5
 STD = 0.02
@@ -30,6 +32,11 @@ STD = 0.02
 
 def normalisation(kind: str, width: int) -> nn.Module:
     return nn.LayerNorm(width, EPS, bias=False) if kind == "layer" else nn.RMSNorm(width, EPS)
+
+
+def dropping(rate: float) -> nn.Module:
+    """Dropout whose draws follow from the key of the batch, or nothing for the rate 0."""
+    return Dropout(rate) if rate else nn.Identity()
 
 
 class Places(NamedTuple):
@@ -81,10 +88,11 @@ class Block(nn.Module):
         for layer in (self.q, self.k, self.v, self.out, self.up, self.down):
             last = layer is self.out or layer is self.down
             nn.init.normal_(layer.weight, std=STD / math.sqrt(2 * gpt.depth) if last else STD)
+        self.drop_weights, self.drop_out, self.drop_down = (dropping(gpt.dropout) for _ in range(3))
 
     def forward(self, h: Tensor, places: Places) -> Tensor:
-        h = h + self.out(self.attended(self.norm1(h), places))
-        return h + self.down(F.gelu(self.up(self.norm2(h))))
+        h = h + self.drop_out(self.out(self.attended(self.norm1(h), places)))
+        return h + self.drop_down(self.down(F.gelu(self.up(self.norm2(h)))))
 
     def attended(self, n: Tensor, places: Places) -> Tensor:
         batch, length = n.shape[:2]
@@ -98,7 +106,8 @@ class Block(nn.Module):
             k, v = (x.repeat_interleave(self.heads // self.groups, 1) for x in (k, v))
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(places.unseen, -math.inf)
-        return (torch.softmax(scores, -1).to(v.dtype) @ v).transpose(1, 2).reshape(batch, length, -1)
+        weights = self.drop_weights(torch.softmax(scores, -1))
+        return (weights.to(v.dtype) @ v).transpose(1, 2).reshape(batch, length, -1)
 
 
 class Decoder(nn.Module):
@@ -110,6 +119,7 @@ class Decoder(nn.Module):
         if gpt.positions == "learned":
             embeddings["positions"] = nn.Embedding(length, gpt.width)
         self.embed = nn.ModuleDict(embeddings)
+        self.drop_embeddings = dropping(gpt.dropout)
         self.blocks = nn.ModuleList(Block(gpt) for _ in range(gpt.depth))
         self.norm = normalisation(gpt.norm, gpt.width)
         self.head = None if gpt.tied else nn.Linear(gpt.width, vocabulary, bias=False)
@@ -122,6 +132,7 @@ class Decoder(nn.Module):
         if "positions" in self.embed:
             own, position = self.embed["positions"], places.position
             h = h + own(position if position.ndim == 1 else position.squeeze(1) % tokens.shape[-1])
+        h = self.drop_embeddings(h)
         for block in self.blocks:
             h = block(h, places)
         h = self.norm(h)
@@ -133,7 +144,8 @@ class Gpt(Model):
     """A decoder of a transformer for tokens. `width`: the width of a token. `depth`: the number of blocks. `heads`: the
     number of heads of attention. `kv_heads`: the number of heads for keys and values, null for as many. `inner`: the
     inner width of a block's layers, null for 4 width. `positions`: learned, or rope for rotary ones. `theta`: the
-    base of the rotary angles. `norm`: layer or rms. `tied`: whether the embedding of tokens is the last layer too."""
+    base of the rotary angles. `norm`: layer or rms. `tied`: whether the embedding of tokens is the last layer too.
+    `dropout`: the share of numbers that training sets to zero, see the module."""
 
     width: int = 128
     depth: int = 4
@@ -144,6 +156,7 @@ class Gpt(Model):
     norm: Literal["layer", "rms"] = "layer"
     tied: bool = True
     theta: float = 10_000.0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads", "kv_heads", "inner"):
@@ -157,6 +170,8 @@ class Gpt(Model):
             raise ValueError(f"rope needs heads of even width, got width={self.width}, heads={self.heads}")
         if not 1 < self.theta < math.inf:
             raise ValueError(f"1 < theta < infinity must hold, got theta={self.theta}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"0 <= dropout < 1 must hold, got dropout={self.dropout}")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         if len(shape) not in (1, 2) or shape[:-1] not in ((), (3,)):

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from .. import counted
-from ..data.characters import TOKENS, tokens_of
+from ..data.characters import TOKENS, read_text, tokens_of
 from ..data.tokens import END_OF_BPE, FILE, of_characters
 from ..drawing import initial
 from .pretrained import transformers, without_progress
@@ -56,7 +56,7 @@ def pretrain(
     AdamW with weight decay 0.1 of matrices, a cosine of learning rates from 1e-3, gradients clipped to norm 1, batches
     of 16 windows of 64 characters. The same arguments give the same model on one machine with as many threads.
     """
-    tokens = torch.from_numpy(tokens_of(Path(text).expanduser().read_text("utf-8"))).long()
+    tokens = torch.from_numpy(tokens_of(read_text(Path(text).expanduser()))).long()
     tokens, length = tokens[: round(SHARE * len(tokens))], 64
     if len(tokens) <= length + 1:
         raise ValueError(f"text must have {math.ceil((length + 2) / SHARE)} characters or more, got {text}")

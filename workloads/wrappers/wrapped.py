@@ -85,6 +85,9 @@ class Wrapped(WithDataOf):
     def row_weights(self, batch: Batch) -> Tensor | None:
         return self.of.row_weights(batch)
 
+    def targets(self, columns: Columns) -> np.ndarray | None:
+        return self.of.targets(columns)
+
     def trial(self, p: Params, batch: Batch) -> object:
         return self.of.trial(p, batch)
 
@@ -105,6 +108,9 @@ class Wrapped(WithDataOf):
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
         return self.of.summary(means, columns)
+
+    def summary_of_clients(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.of.summary_of_clients(means)
 
 
 @dataclass(frozen=True)
