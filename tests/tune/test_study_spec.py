@@ -421,7 +421,7 @@ def test_shipped_studies_resolve(name: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     study = load(name)
     if "adapter" in study.experiment.get("workload", ()):
-        study = load(name, ["experiment.workload.adapter.weights=null"])
+        study = load(name, ["experiment.workload.model.weights=null"])
     assert study.title
     known = {", ".join(place) for place, _ in levels(study)}
     for table in (study.published.values, study.published.settings):

@@ -18,6 +18,7 @@ from torch import nn
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.workloads.data.characters import Characters, tokens_of, windows_of
+from fedfleet.workloads.models.adapters import Lora
 from fedfleet.workloads.models.dropout import Dropout
 from fedfleet.workloads.models.gpt import Gpt
 from fedfleet.workloads.objectives import NextToken
@@ -258,3 +259,28 @@ def test_a_language_model_is_trained_and_then_adapted(files: Path):
     assert adapted.rows[-1]["comm/bytes_up"] == 2 * 8 * 2 * 2 * (16 + 16)
     for name, value in base.model.items():
         assert torch.equal(adapted.model[name], value.float().double()) or torch.equal(adapted.model[name], value)
+
+
+def test_all_weights_of_a_trained_model_are_trained_further(files: Path):
+    """The file takes the place of the draws, with an adapter too, and counts as a file that the run reads."""
+    base = run(small(files / "play.txt", partition="contiguous"), files / "base")
+    path = files / "base/model.safetensors"
+    tuned = Characters(Gpt(16, 1, 2, weights=str(path)), path=str(files / "play.txt"), length=16)
+    adapted = Characters(tuned.model, path=tuned.path, length=16, adapter=Lora(rank=2))
+    tuned.check()
+    assert path in tuned.data_files().values()
+    for found in (tuned.init(7), adapted.frozen(7)):
+        assert found.keys() == base.model.keys()
+        assert all(torch.equal(value, base.model[name].to(value.dtype)) for name, value in found.items())
+
+
+def test_weights_of_another_model_are_refused(files: Path):
+    run(small(files / "play.txt", partition="contiguous"), files / "base")
+
+    def check(width: int, weights: str) -> None:
+        Characters(Gpt(width, 1, 2, weights=weights), path=str(files / "play.txt"), length=16).check()
+
+    with pytest.raises(ValueError, match=r"weights must be those of this network, got the shape \(97, 16\) for"):
+        check(8, str(files / "base/model.safetensors"))
+    with pytest.raises(ValueError, match=r"weights must be a safetensors file, got none\.safetensors"):
+        check(16, "none.safetensors")

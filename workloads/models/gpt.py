@@ -16,7 +16,9 @@ matrix.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from torch.nn import functional as F
 
 from ..workload import Model
 from .dropout import Dropout
+from .published import load
 
 EPS = 1e-5
 STD = 0.02
@@ -145,7 +148,8 @@ class Gpt(Model):
     number of heads of attention. `kv_heads`: the number of heads for keys and values, null for as many. `inner`: the
     inner width of a block's layers, null for 4 width. `positions`: learned, or rope for rotary ones. `theta`: the
     base of the rotary angles. `norm`: layer or rms. `tied`: whether the embedding of tokens is the last layer too.
-    `dropout`: the share of numbers that training sets to zero, see the module."""
+    `dropout`: the share of numbers that training sets to zero, see the module.
+    `weights`: a safetensors file with initial weights, such as the model of another run."""
 
     width: int = 128
     depth: int = 4
@@ -157,6 +161,7 @@ class Gpt(Model):
     tied: bool = True
     theta: float = 10_000.0
     dropout: float = 0.0
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads", "kv_heads", "inner"):
@@ -173,7 +178,13 @@ class Gpt(Model):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"0 <= dropout < 1 must hold, got dropout={self.dropout}")
 
+    def files(self) -> Mapping[str, Path]:
+        return {} if self.weights is None else {"weights": Path(self.weights).expanduser()}
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         if len(shape) not in (1, 2) or shape[:-1] not in ((), (3,)):
             raise ValueError(f"gpt needs tokens (length,), got shape={shape}; choose it for the workload characters")
-        return Decoder(shape[-1], classes, self)
+        network = Decoder(shape[-1], classes, self)
+        if self.weights is not None:
+            load(network, Path(self.weights).expanduser())
+        return network
