@@ -77,7 +77,7 @@ class Cfl(OneOfSeveral):
         new = number >= self.clients  # a client that is never trained with
         return view_of(public.models, torch.where(new, 0, public.of[torch.where(new, 0, number)]))
 
-    def traffic(self, round: int, public: Clusters, message: Message) -> tuple[int | None, int | None]:
+    def traffic(self, round: int, public: Clusters, message: Message, client: int = 0) -> tuple[int | None, int | None]:
         x = public.models[0].flat
         return x.numel() * x.element_size() + 8, None
 

@@ -244,6 +244,9 @@ class Algorithm(ABC):
     own_view: bool = False
     """Whether each client makes something of its own of the broadcast, see `view`."""
 
+    own_traffic: bool = False
+    """Whether clients differ in the bytes that they receive and send, see `traffic`."""
+
     compares: bool = False
     """Whether the server compares the clients' messages before it adds them up, see `parts`."""
 
@@ -364,10 +367,11 @@ class Algorithm(ABC):
         are those of `client_model`."""
         return {}
 
-    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
+    def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
         """(down, up): the bytes that one client receives and sends in a round, from 1, where they are fewer than those
         of the broadcast and of the message, which must have the same shapes in every round; None where they are these.
-        `public`, `message`: samples of both, for shapes and types."""
+        `public`, `message`: samples of both, for shapes and types; with `own_traffic` `public` is the broadcast of the
+        round, and `client` the number of the client."""
         return None, None
 
     def local_norms(self, most: int) -> LocalNorms | None:
@@ -429,6 +433,10 @@ class Around(Algorithm):
         return self.method.own_view
 
     @property
+    def own_traffic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.own_traffic
+
+    @property
     def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.compares
 
@@ -470,8 +478,8 @@ class Around(Algorithm):
     def parts(self, server: Server, messages: Messages, round: Round) -> tuple[np.ndarray, Any]:
         return self.method.parts(server, messages, round)
 
-    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
-        return self.method.traffic(round, public, message)
+    def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
+        return self.method.traffic(round, public, message, client)
 
     def local_norms(self, most: int) -> LocalNorms | None:
         return self.method.local_norms(most)

@@ -179,8 +179,8 @@ class Ditto(Around):
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return client.v
 
-    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
-        return self.method.traffic(round, public.method, message)
+    def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
+        return self.method.traffic(round, public.method, message, client)
 
     def _server_of_method(self, server: Server) -> Server:
         return server._replace(public=server.public.method)

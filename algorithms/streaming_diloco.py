@@ -112,7 +112,7 @@ class Streaming(LocalMethod):
         x, u = pytree.tree_map(lambda new, old: torch.where(exchanged, new, old), stepped, (public.x, server.private))
         return Server(public._replace(x=x, number=Known(public.number.value + 1)), u)
 
-    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
+    def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
         """The fragment of the round before goes down, in round 1 the whole model, and that of the round goes up."""
         layout, count = public.x.layout, len(self.fragments)
         codes = message.delta.views() if isinstance(message.delta, Tree) else message.delta

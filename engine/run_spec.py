@@ -34,6 +34,7 @@ from .config.schema import Adapt, ClientModels, Engine, Experiment, part_name
 from .errors import ConfigError
 from .kernels.agreement import Disagreement
 from .kernels.contract import Kernels
+from .method_form import ranked
 from .method_form.batch_norm import Buffered
 from .method_form.personal import Division, Personal
 from .privacy.privacy_plan import PrivacyPlan
@@ -195,6 +196,7 @@ class RunSpec:
         built = Buffered(built, count) if count else built
         if division is not None:
             built = self._personal(built, division, round)
+        built = self._ranked(built)
         return built if self.stage.clip is None else self.stage.clip.wrap(built, round)
 
     def _personal(self, method: Algorithm, division: Division, round: int) -> Personal:
@@ -206,6 +208,22 @@ class RunSpec:
         rounds, rule = self.experiment.federation.rounds, rule_of(method) if section.rule == "same" else section.rule
         built = self.registry.build("RULES", schedules.resolve(rule, round, rounds, "personal.rule"), "personal.rule")
         return Personal(method, division, built, section.carry == "keep", turns)
+
+    def _ranked(self, method: Algorithm) -> Algorithm:
+        """The method for clients whose adapters have different ranks; the method itself where they have not. Raises
+        ConfigError for a method that does not go with them."""
+        pairs = [pair for pair in self.workload.pairs if pair.ranks is not None]
+        if not pairs:
+            return method
+        ranks = pairs[0].ranks
+        assert ranks is not None
+        layout = self.layout if self.division is None else self.division.shared
+        if why := ranked.why_not(method, Tree(torch.zeros(sum(layout.sizes), dtype=self.dtype), layout)):
+            raise ConfigError(
+                f"workload.adapter.ranks: does not go with {part_name(self.experiment.method)}, because {why}; choose "
+                "another method, or give one rank"
+            )
+        return ranked.Ranked(method, ranks, ranked.Places.of(pairs))
 
     def _method(self, round: int) -> Algorithm:
         """The method of a round, as if all tensors of the model were shared parameters."""

@@ -20,7 +20,7 @@ ALLOWED = {
         r"algorithms\.(contract|local|tree|parts\.(orthogonal|own_model|turns)|aggregation\.messages)$",
         r"algorithms\.(aggregation|attacks)\.contract$",
         r"algorithms\.privacy\.(mechanism|clipping|noise)$",
-        r"workloads\.(workload|classification|objectives|client_index|stateless|drawing|counted|entry|processors)$",
+        r"workloads\.(workload|classification|objectives|client_index|stateless|drawing|counted|entry|pair|processors)$",
         r"workloads\.models\.derivatives$",
     ),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),

@@ -20,6 +20,7 @@ from ..engine.config.schema import Experiment, part_name
 from ..engine.errors import ConfigError
 from ..engine.method_form.batch_norm import Buffered
 from ..engine.method_form.personal import Personal
+from ..engine.method_form.ranked import Ranked
 from ..engine.method_form.scheduled import Scheduled
 from ..engine.method_form.state_spec import StateSpec
 from ..engine.records.lineage import lineage_of
@@ -129,7 +130,7 @@ def compression(method: Algorithm, state_spec: StateSpec) -> list[str]:
     The last line divides all bytes that are sent, including indices, keys and scales, by the bytes of the parameters.
     This is the definition by which all compressions can be compared.
     """
-    while isinstance(method, Buffered | Personal | Scheduled):
+    while isinstance(method, Buffered | Personal | Ranked | Scheduled):
         method = method.method
     if not isinstance(method, Compressing):
         return []
@@ -145,13 +146,15 @@ def compression(method: Algorithm, state_spec: StateSpec) -> list[str]:
 
 
 AVERAGED = 1000
-"""The most rounds whose bytes are averaged, where they differ from round to round."""
+"""The most rounds, and clients, whose bytes are averaged, where they differ."""
 
 
 def traffic(run_spec: RunSpec, x: Tree) -> str:
     """A table of the bytes that a client keeps and sends, and of those of a round; the block and the kernels."""
     state_spec, federation = StateSpec(method := run_spec.method(), x), run_spec.experiment.federation
-    each = [state_spec.traffic(method, number) for number in range(1, min(federation.rounds, AVERAGED) + 1)]
+    clients = range(min(federation.clients, AVERAGED) if method.own_traffic else 1)
+    numbers = range(1, min(federation.rounds, max(2, AVERAGED // len(clients))) + 1)
+    each = [state_spec.traffic(method, number, client) for number in numbers for client in clients]
     down, up = (round(sum(way) / len(each)) for way in zip(*each, strict=True))
     mean = ", on average" if len(set(each)) > 1 else ""
     rows = [

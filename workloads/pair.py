@@ -5,7 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
+
+
+class Ranks(NamedTuple):
+    """Ranks that differ from client to client. Client i has the rank r_i = ranks[i mod length] and the scale s_i =
+    scales[i mod length]: of the factors it has the first r_i rows of A and columns of B, and all others are 0."""
+
+    ranks: tuple[int, ...]
+    scales: tuple[float, ...]
+
+    def rank(self, client: int) -> int:
+        """r_i."""
+        return self.ranks[client % len(self.ranks)]
+
+    def of(self, number: Tensor) -> tuple[Tensor, Tensor]:
+        """(r_i, int64; s_i / s, float64), both (); s is the scale of the largest rank. number: (), the client's."""
+        place = number % len(self.ranks)
+        largest = self.scales[self.ranks.index(max(self.ranks))]
+        ranks = torch.tensor(self.ranks, device=number.device)
+        ratios = [scale / largest for scale in self.scales]
+        return ranks[place], torch.tensor(ratios, dtype=torch.float64, device=number.device)[place]
+
+    def mean(self, clients: int) -> float:
+        """The mean rank of clients 0, 1, … of a run."""
+        return sum(self.rank(client) for client in range(clients)) / clients
 
 
 class Pair(NamedTuple):
@@ -13,7 +38,8 @@ class Pair(NamedTuple):
 
     `weight`, `a`, `b`: the names of W, (m, n), A, (r, n), and B, (m, r); for a convolution n stands for its further
     axes. `transposed`: W is stored as (n, m). `drawn`: the factor that is drawn where factors begin; the other one is
-    0. `tied`: whether W has further places in the network, without these factors.
+    0. `tied`: whether W has further places in the network, without these factors. `ranks`: those of the clients, of
+    which r is the largest; None where all clients have r.
     """
 
     weight: str
@@ -23,6 +49,7 @@ class Pair(NamedTuple):
     transposed: bool = False
     drawn: Literal["a", "b"] = "a"
     tied: bool = False
+    ranks: Ranks | None = None
 
     def change(self, p: Any, shape: Sequence[int]) -> Tensor:
         """scale B A, as W is stored. p: name -> tensor; shape: of W."""

@@ -6,9 +6,10 @@ part of the public state, and change from round to round. Clients do not train t
     clients   A_i, B_i <- local steps from A, B, with W as it is
     server    A', B' <- as the method says;  W' <- W + s B A + mean of (s B_i A_i - s B A) - s B' A'
 
-so that W' + s B' A', the model that is evaluated, is the mean of the clients' models, whatever A' and B' are. What a
-client sends are its factors; `decode` makes their product, and the engine adds the products up. All other trained
-tensors are averaged as in FedAvg.
+so that W' + s B' A', the model that is evaluated, is the mean of the clients' models, whatever A' and B' are. Where
+clients have ranks of their own, s of a client is that of its rank, and s of the server's factors that of the largest
+one. What a client sends are its factors; `decode` makes their product, and the engine adds the products up. All other
+trained tensors are averaged as in FedAvg.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...workloads.pair import Pair
-from ..contract import Deferred, Known, Message, Public, Round, RunContext, Server
+from ...workloads.pair import Pair, Ranks
+from ..contract import Deferred, Known, Message, Public, Round, RunContext, Server, Viewer
 from ..local import LocalMethod, with_decoded_norm2
 from ..tree import Layout, Tree
 
@@ -35,17 +37,20 @@ class Held(NamedTuple):
     weights: Any  # Known
     shared: tuple[()] = ()
     carried: Any = ()
+    stacked: Any = ()  # Known, (): the sum of the ranks of the last cohort, where clients have ranks of their own
+    ratio: Any = ()  # (): in a client's view its scale divided by that of the largest rank
 
 
 @dataclass(frozen=True)
 class ExactMean(LocalMethod):
-    """The method. `layout`: all tensors of the model; `pairs`: its adapters; `cohort`: S, for the traffic; `seed`: of
-    the run."""
+    """The method. `layout`: all tensors of the model; `pairs`: its adapters; `cohort`, `clients`: S and N, for the
+    traffic; `seed`: of the run."""
 
     layout: Layout = Layout((), ())
     pairs: tuple[Pair, ...] = ()
     cohort: int = 1
     seed: int = 0
+    clients: int = 1
     sends_factors = True
     """Whether factors are sent to clients, which otherwise draw them by themselves."""
     moves_weights = True
@@ -70,6 +75,19 @@ class ExactMean(LocalMethod):
     def variables(self) -> Any:
         return ("weights", self.weights.names)
 
+    @property
+    def ranks(self) -> Ranks | None:
+        """Those of the clients, None where all have the same."""
+        return self.pairs[0].ranks if self.pairs else None
+
+    @property
+    def own_view(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.ranks is not None
+
+    @property
+    def own_traffic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.ranks is not None
+
     def changes(self, x: Tree) -> Tree:
         """s B A for each weight."""
         found: dict[str, Tensor] = {}
@@ -89,22 +107,32 @@ class ExactMean(LocalMethod):
     def origin(self, public: Public) -> Tree:
         return self.joined(public.x, public.weights.value)
 
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
+        return public if self.ranks is None else public._replace(ratio=self.ranks.of(viewer.number)[1])
+
     def decode(self, public: Public, message: Message) -> Message:
-        moved = self.changes(public.x + message.delta) - self.changes(public.x)
+        own = self.changes(public.x + message.delta)
+        own = own if self.ranks is None else Tree(own.flat * public.ratio.to(own.flat), own.layout)
+        moved = own - self.changes(public.x)
         return with_decoded_norm2(message._replace(delta=self.joined(message.delta, moved)))
 
     # --- the server ---------------------------------------------------------------------------------------------------
     def server_init(self, x: Tree) -> Server:
         server = super().server_init(x.pick(self.trained.names))
         weights = Known(x.pick(self.weights.names))
-        return server._replace(public=Held(server.public.x, weights, carried=server.public.carried))
+        stacked: Any = ()
+        if self.ranks is not None:  # what a cohort has on average, until there is one
+            stacked = Known(torch.tensor(self.cohort * self.ranks.mean(self.clients), dtype=torch.float64))
+        return server._replace(public=Held(server.public.x, weights, carried=server.public.carried, stacked=stacked))
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         public: Held = server.public
         x = self.next_factors(public.x + mean.delta.pick(self.trained.names), round.number + 1)
         missed = self.changes(public.x) + mean.delta.pick(self.weights.names) - self.changes(x)
-        weights = Known(public.weights.value + missed)
-        return server._replace(public=public._replace(x=x, weights=weights, carried=mean.averaged.carried))
+        weights, stacked = Known(public.weights.value + missed), public.stacked
+        if self.ranks is not None:
+            stacked = Known((mean.facts["rank"] * round.cohort).round())
+        return server._replace(public=Held(x, weights, carried=mean.averaged.carried, stacked=stacked))
 
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         """missed: the norm of what the product of the mean factors misses of the mean of the products, s (mean of B_i
@@ -116,17 +144,22 @@ class ExactMean(LocalMethod):
     def model(self, server: Server) -> Tree:
         return self.origin(server.public)
 
-    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
+    def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
         """Down: the trained tensors, and after round 1 for each adapter the factors of the last cohort, or the change
-        of the weight where that is smaller."""
-        factors = {name for pair in self.pairs for name in (pair.a, pair.b)} if not self.sends_factors else set()
-        sent = [leaf for name, leaf in public.x.items() if name not in factors]
-        down = sum(leaf.nbytes for leaf in (*sent, *pytree.tree_leaves(public.carried)))
+        of the weight where that is smaller. A client receives the rows and columns of its own rank."""
+        spans, size = self.layout.spans, public.x.flat.element_size()
+        largest = spans[self.pairs[0].a][2][0]
+        of_one = [(spans[pair.a][1] + spans[pair.b][1]) // largest for pair in self.pairs]  # numbers for each rank
+        rank, stacked = largest, float(self.cohort * largest)
+        if self.ranks is not None:
+            rank, stacked = self.ranks.rank(client), float(public.stacked.value)
+        numbers = public.x.flat.numel() - sum(of_one) * (largest - (rank if self.sends_factors else 0))
+        for part in pytree.tree_leaves(public.carried, is_leaf=lambda part: isinstance(part, Tree)):
+            numbers += part.flat.numel() - sum(of_one) * (largest - rank) if isinstance(part, Tree) else part.numel()
         if round > 1:
-            for pair in self.pairs:
-                weight, *both = (self.layout.spans[name][1] for name in (pair.weight, pair.a, pair.b))
-                down += public.x.flat.element_size() * min(weight, self.cohort * sum(both))
-        return down, None
+            for pair, each in zip(self.pairs, of_one, strict=True):
+                numbers += int(min(spans[pair.weight][1], stacked * each))
+        return size * numbers, None
 
 
 @dataclass(frozen=True)
@@ -155,4 +188,6 @@ class OfAdapters(Deferred):
                 f"{self.name} needs all factors, got {missing[0]} frozen or personal; leave it out of the section "
                 "personal, or choose fedavg"
             )
-        return replace(self.method, layout=layout, pairs=pairs, cohort=context.cohort, seed=context.seed)
+        return replace(
+            self.method, layout=layout, pairs=pairs, cohort=context.cohort, seed=context.seed, clients=context.clients
+        )

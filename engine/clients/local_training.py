@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm
+from ...algorithms.contract import Algorithm, Known
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
 from ...workloads.workload import Batch, Params, Workload
@@ -55,9 +55,27 @@ class LocalResult(NamedTuple):
 
 class OwnViews(NamedTuple):
     """The public states of the clients of a block where each has a view of its own (`Algorithm.view`): every leaf has
-    the clients' axis first."""
+    the clients' axis first. What all clients have already (`Known`) and no view has changed is in memory once."""
 
     state: Any
+
+    @staticmethod
+    def of(views: Sequence[Any]) -> OwnViews:
+        """The views of the clients of a block."""
+
+        def together(*parts: Any) -> Any:
+            if isinstance(parts[0], Known):
+                return pytree.tree_map(shared_or_stacked, *parts)
+            return torch.stack(parts)
+
+        return OwnViews(pytree.tree_map(together, *views, is_leaf=lambda part: isinstance(part, Known)))
+
+
+def shared_or_stacked(*leaves: Tensor) -> Tensor:
+    """Tensors of equal shape along a new first axis, which takes no memory where they are one tensor."""
+    first = leaves[0]
+    same = all(leaf is first for leaf in leaves)
+    return first.expand(len(leaves), *first.shape) if same else torch.stack(leaves)
 
 
 class BatchOracle:

@@ -365,7 +365,7 @@ class Worker:
             self._view(under_way, position, pytree.tree_map(lambda leaf, place=place: leaf[place], clients))
             for place, position in enumerate(range(block.start, block.stop))
         ]
-        return OwnViews(pytree.tree_map(lambda *leaves: torch.stack(leaves), *views))
+        return OwnViews.of(views)
 
     def _seen(self, algorithm: Algorithm, public: Any, client: Any, number: int, index: ClientIndex) -> tuple[Any, int]:
         """(what a client makes of the broadcast, the rows times models of which it has found the losses). client: what

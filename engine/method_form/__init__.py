@@ -5,4 +5,5 @@ numbers     a method's numbers, such as step sizes, apart from everything else: 
 scheduled   other numbers of a method's local rule in every local step
 batch_norm  running statistics beside a method, which never sees them
 personal    tensors of the model that stay with the client, beside a method, which never sees them
+ranked      adapters of clients with different ranks, beside a method, which sees the largest one
 """

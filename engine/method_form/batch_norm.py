@@ -140,9 +140,9 @@ class Buffered(Around):
         mean = mean._replace(delta=self._split_delta(mean.delta)[0])
         return self.method.server_metrics(self._method_server(server), mean, round)
 
-    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
+    def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
         delta = self._split_delta(message.delta)[0]
-        return self.method.traffic(round, public.method, message._replace(delta=delta))
+        return self.method.traffic(round, public.method, message._replace(delta=delta), client)
 
     def model(self, server: Server) -> Tree:
         return join_trees(self.method.model(self._method_server(server)), server.public.buffers)

@@ -279,8 +279,8 @@ class Personal(Around):
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         return self.method.server_metrics(self._method_server(server), mean, round)
 
-    def traffic(self, round: int, public: Public, message: Message) -> tuple[int | None, int | None]:
-        return self.method.traffic(round, public.method, message)
+    def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
+        return self.method.traffic(round, public.method, message, client)
 
     def model(self, server: Server) -> Tree:
         """The shared tensors, and the personal ones before round 1."""

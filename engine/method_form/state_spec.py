@@ -62,9 +62,10 @@ class StateSpec:
         """Bytes that one client sends per round, without buffers."""
         return byte_count((self.sent.delta, self.sent.sent, self.sent.averaged, self.sent.norm2)) - self.buffers
 
-    def traffic(self, algorithm: Algorithm, round: int) -> tuple[int, int]:
-        """(down, up): bytes that one client receives and sends in a round, from 1, without buffers."""
-        down, up = algorithm.traffic(round, self.public, self.sent)
+    def traffic(self, algorithm: Algorithm, round: int, client: int = 0, public: Any = None) -> tuple[int, int]:
+        """(down, up): bytes that one client receives and sends in a round, from 1, without buffers. client: its number,
+        and public: the broadcast, None for a sample; with `Algorithm.own_traffic` alone they make a difference."""
+        down, up = algorithm.traffic(round, self.public if public is None else public, self.sent, client)
         return self.down if down is None else down, self.up if up is None else up
 
     @cached_property
@@ -158,10 +159,11 @@ def traffic_columns(
     state_spec: StateSpec, down: int, up: int | None = None, traffic: tuple[int, int] | None = None
 ) -> dict[str, float]:
     """The columns comm/… of one round. `down`: clients that receive the broadcast; `up`: clients that send a message
-    (by default all that receive); `traffic`: `StateSpec.traffic` of the round where it differs from round to round."""
+    (by default all that receive); `traffic`: the bytes of all of them together, where `StateSpec.traffic` of the round
+    differs from the sizes of its states."""
     up = down if up is None else up
-    each_down, each_up = (state_spec.down, state_spec.up) if traffic is None else traffic
-    record = {"comm/bytes_down": float(down * each_down), "comm/bytes_up": float(up * each_up)}
+    all_down, all_up = (down * state_spec.down, up * state_spec.up) if traffic is None else traffic
+    record = {"comm/bytes_down": float(all_down), "comm/bytes_up": float(all_up)}
     if not state_spec.buffers:
         return record
     buffers = float(state_spec.buffers)

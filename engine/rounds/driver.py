@@ -305,7 +305,7 @@ class Driver:
             **totals.record(
                 count, trained - started - planned - aggregated.columns.get("time/aggregate", 0.0), self.workers
             ),
-            **traffic_columns(self.state_spec, update.selected, count, self.state_spec.traffic(self.method, number)),
+            **traffic_columns(self.state_spec, update.selected, count, self._traffic(number, update, totals, count)),
             **update.columns,
             **({"time/probe": planned} if "comm/bytes_probe" in update.columns else {}),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
@@ -332,6 +332,18 @@ class Driver:
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
             write_clients(self.run_spec.directory, number, totals.clients, update.visits)
         return record
+
+    def _traffic(self, number: int, update: Update, totals: RoundTotals, count: int) -> tuple[int, int]:
+        """(down, up): the bytes of all clients of a round. count: how many of them have sent a message."""
+        if not self.method.own_traffic:
+            down, up = self.state_spec.traffic(self.method, number)
+            return update.selected * down, count * up
+        public = self.method.broadcast(self.server)
+        each = {
+            client: self.state_spec.traffic(self.method, number, client, public) for client in update.clients.tolist()
+        }
+        sent = {*each} - {*totals.dropped}
+        return sum(down for down, _ in each.values()), sum(each[client][1] for client in sent)
 
     def _commit(
         self, server: Server, stage_state: StageState, plan_state: PlanState, update: Update, totals: RoundTotals,

@@ -405,6 +405,22 @@ PERSONAL = rows(
     ),
     *(
         (
+            *("workload.adapter.ranks", key, why),
+            "leave one of them out",
+            lambda b, holds=holds: b.method.own_traffic and holds(b),
+        )
+        for key, why, holds in (
+            ("systems", "the virtual clock has one size of messages for all clients", lambda b: b.experiment.systems),
+            (
+                "federation.pace",
+                "clients in flight have one size of messages",
+                lambda b: isinstance(b.pace, Asynchronous),
+            ),
+            ("evaluate.clients.adapt", "would train with one rank for all", lambda b: b.run_spec.adaptations(b.method)),
+        )
+    ),
+    *(
+        (
             *(key, "method", "needs messages, and the clients of the method send none"),
             "leave it out",
             lambda b, key=key: is_set(b.experiment, key) and not b.method.shares_model,

@@ -22,6 +22,7 @@ authors' code does; that of an embedding is 0, and its B is drawn from the stand
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import counted
-from ..pair import Pair
+from ..pair import Pair, Ranks
 from ..stateless import parameters_of
 from ..workload import Adapter, Params
 from .dropout import Dropout
@@ -52,6 +53,8 @@ AUTO = (
 )
 """The last parts of the names of the modules that `targets: auto` adapts: the first of these rows that the network has
 all of. They are the projections for queries and values of its attention, by the names that published networks use."""
+MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)r")
+"""An alpha that is a multiple of the rank."""
 SHOWN = 6
 """The largest number of names in a message."""
 
@@ -143,18 +146,21 @@ class Lora(Adapter):
     """LoRA: frozen weights W with s B A beside them.
 
     `targets`: which modules are adapted: a pattern of their names or several, `linear` for all linear layers but the
-    last one, or `auto` for the projections of queries and values of an attention. `rank`: r, the number of rows of A.
-    `alpha`: s is alpha / rank, or with `stabilised` (rsLoRA) alpha / sqrt(rank). `init`: A is drawn uniformly from
-    ±1 / sqrt(fan_in), or from the normal distribution of standard deviation 1 / rank (`gaussian`). `dropout`: the rate
-    at which entries of the inputs of A are dropped in training. `train`: patterns of parameters that are trained as
-    they are, such as a new head. `weights`: a safetensors file with the weights that are frozen, such as the model of
-    another run; those of a last layer of another shape are not read. `factors`: a folder of the package peft with the
-    factors that training begins with, and with parameters of `train` if it has some.
+    last one, or `auto` for the projections of queries and values of an attention. `rank`: r, the number of rows of A, 8
+    unless `ranks` are given: client i has the i-th of them, cycled, and the factors have the largest one. `alpha`: s is
+    alpha / rank, or with `stabilised` (rsLoRA) alpha / sqrt(rank), for each client with its rank; a text such as 2r
+    means 2 rank. `init`: A is drawn uniformly from ±1 / sqrt(fan_in), or from the normal distribution of standard
+    deviation 1 / r (`gaussian`). `dropout`: the rate at which entries of the inputs of A are dropped in training.
+    `train`: patterns of parameters that are trained as they are, such as a new head. `weights`: a safetensors file with
+    the weights that are frozen, such as the model of another run; those of a last layer of another shape are not read.
+    `factors`: a folder of the package peft with the factors that training begins with, and with parameters of `train`
+    if it has some.
     """
 
     targets: str | tuple[str, ...] = "auto"
-    rank: int = 8
-    alpha: float = 16.0
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    alpha: float | str = 16.0
     stabilised: bool = False
     init: Literal["uniform", "gaussian"] = "uniform"
     dropout: float = 0.0
@@ -163,9 +169,15 @@ class Lora(Adapter):
     factors: str | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
+        if self.rank is not None and self.rank < 1:
             raise ValueError(f"rank >= 1 must hold, got rank={self.rank}")
-        if not 0 < self.alpha < math.inf:
+        if self.rank is not None and self.ranks:
+            raise ValueError(f"give rank or ranks, got rank={self.rank} with ranks={[*self.ranks]}; leave rank out")
+        if any(rank < 1 for rank in self.ranks):
+            raise ValueError(f"ranks must be 1 or more, got ranks={[*self.ranks]}; raise them, or give rank")
+        if isinstance(self.alpha, str) and MULTIPLE.fullmatch(self.alpha) is None:
+            raise ValueError(f"alpha must be a number, or as 2r a multiple of the rank, got alpha={self.alpha!r}")
+        if not 0 < self.alpha_of(self.rows) < math.inf:
             raise ValueError(f"0 < alpha < infinity must hold, got alpha={self.alpha}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"0 <= dropout < 1 must hold, got dropout={self.dropout}")
@@ -173,9 +185,22 @@ class Lora(Adapter):
             raise ValueError(f"init must be uniform or gaussian, got init={self.init!r}")
 
     @property
-    def scale(self) -> float:
-        """s."""
-        return self.alpha / (math.sqrt(self.rank) if self.stabilised else self.rank)
+    def rows(self) -> int:
+        """The number of rows of A: the rank, or the largest one of the clients."""
+        return max(self.ranks) if self.ranks else 8 if self.rank is None else self.rank
+
+    def alpha_of(self, rank: int) -> float:
+        """alpha for a rank."""
+        return float(self.alpha[:-1]) * rank if isinstance(self.alpha, str) else self.alpha
+
+    def scale(self, rank: int) -> float:
+        """s for a rank."""
+        return self.alpha_of(rank) / (math.sqrt(rank) if self.stabilised else rank)
+
+    @property
+    def of_clients(self) -> Ranks | None:
+        """The ranks and scales of clients; None where all have the same."""
+        return Ranks(self.ranks, tuple(self.scale(rank) for rank in self.ranks)) if self.ranks else None
 
     def files(self) -> Mapping[str, Path]:
         found = {} if self.weights is None else {"frozen weights": Path(self.weights).expanduser()}
@@ -215,18 +240,18 @@ class Lora(Adapter):
 
     def _adapt_module(self, module: Any, name: str) -> None:
         form, kind = form_of(module, name), type(module)
-        a, b = form.shapes(module.weight, self.rank)
+        a, b = form.shapes(module.weight, self.rows)
         most = min(b[0], math.prod(a[1:]))
-        if self.rank > most:
-            sizes = " x ".join(map(str, module.weight.shape))
+        if self.rows > most:
+            sizes, key = " x ".join(map(str, module.weight.shape)), "ranks" if self.ranks else "rank"
             raise ValueError(
-                f"rank: 1 <= rank <= {most} must hold for {name} ({sizes}), got {self.rank}; lower rank, or leave the "
-                "module out"
+                f"{key}: 1 <= rank <= {most} must hold for {name} ({sizes}), got {self.rows}; lower {key}, or leave "
+                "the module out"
             )
         for factor, shape in (("lora_a", a), ("lora_b", b)):
             made = torch.zeros(shape, dtype=module.weight.dtype, device=module.weight.device)
             module.register_parameter(factor, nn.Parameter(made))
-        module.lora_scale = self.scale
+        module.lora_scale = self.scale(self.rows)
         module.lora_drop = Dropout(self.dropout) if self.dropout and form is not EmbeddingLowRank else nn.Identity()
         module.__class__ = type(f"Adapted{kind.__name__}", (form, kind), {"__module__": __name__})
 
@@ -245,8 +270,8 @@ class Lora(Adapter):
         for name, module in adapted_in(network).items():
             prefix, weight = f"{name}." if name else "", name_of[id(module.weight)]
             drawn = "b" if isinstance(module, EmbeddingLowRank) else "a"
-            names = (weight, f"{prefix}lora_a", f"{prefix}lora_b")
-            found.append(Pair(*names, module.lora_scale, module.transposed, drawn, len(places[weight][1]) > 1))
+            names, tied = (weight, f"{prefix}lora_a", f"{prefix}lora_b"), len(places[weight][1]) > 1
+            found.append(Pair(*names, module.lora_scale, module.transposed, drawn, tied, self.of_clients))
         return tuple(found)
 
     def merged(self, network: nn.Module, p: Params) -> dict[str, Tensor]:
@@ -275,7 +300,7 @@ class Lora(Adapter):
         if self.init == "uniform":
             drawn = (2 * counted.uniform(keys["a"], a.numel()) - 1) / math.sqrt(math.prod(a[1:]))
         else:
-            drawn = counted.normal(keys["a"], a.numel()) / self.rank
+            drawn = counted.normal(keys["a"], a.numel()) / self.rows
         yield "lora_a", drawn.view(a)
         yield "lora_b", torch.zeros(b)
 

@@ -48,8 +48,8 @@ def written(
     tensors |= {f"{PREFIX}{name}": p[name] for name in p if name.rpartition(".")[0] in whole and name not in names}
     config = {
         "peft_type": "LORA",
-        "r": settings.rank,
-        "lora_alpha": settings.alpha,
+        "r": settings.rows,
+        "lora_alpha": settings.alpha_of(settings.rows),
         "use_rslora": settings.stabilised,
         "lora_dropout": settings.dropout,
         "target_modules": "|".join(re.escape(name) for name in modules),  # a text has to match the whole name
@@ -77,7 +77,8 @@ def read(folder: Path, settings: Any, network: nn.Module, modules: Mapping[str, 
         tensors = load_file(folder / TENSORS)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"factors must be a folder with {CONFIG} and {TENSORS}, got {folder}: {error}") from error
-    for key, wanted in (("r", settings.rank), ("lora_alpha", settings.alpha), ("use_rslora", settings.stabilised)):
+    rank, alpha = settings.rows, settings.alpha_of(settings.rows)
+    for key, wanted in (("r", rank), ("lora_alpha", alpha), ("use_rslora", settings.stabilised)):
         if config.get(key, False) != wanted:
             raise ValueError(f"factors: {key} must be {wanted}, as the settings say, got {config.get(key)} in {folder}")
     for key in ("use_dora", "rank_pattern", "alpha_pattern"):
