@@ -73,6 +73,16 @@ class PFedMe(Algorithm):
     def adaptation(self) -> Adaptation | None:
         return None if self.own_models else Adaptation(self.personal_rule, self.inner_steps, prox=self.lam)
 
+    @property
+    def caution(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        lr = self.rule.plain_lr()
+        if lr is None or lr * self.lam <= 1:
+            return ""
+        return (
+            f"a step of w is lr * lam = {lr * self.lam:g} times its distance from theta and goes beyond it, got "
+            f"lr={lr:g} of method.rule and lam={self.lam:g}; lower one of them, so that the product is at most 1"
+        )
+
     def origin(self, public: Public) -> Tree:
         return public
 

@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,10 +82,23 @@ def metric_of(name: str) -> str:
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
-def distribution(run: ByClient | None) -> PageSection:
-    """How each metric is distributed over the clients of a run."""
+def distribution(run: ByClient | None, evaluate: Mapping[str, Any] = MappingProxyType({})) -> PageSection:
+    """How each metric is distributed over the clients of a run. evaluate: the section of its configuration."""
     note = "Of each model, the value that a share of the clients does not reach, at the last evaluation."
+    note = " ".join([note, *([] if run is None else rows_in_words(run, evaluate))])
     return PageSection("Clients' models", note, charts=[] if run is None else list(quantiles(run)))
+
+
+def rows_in_words(run: ByClient, evaluate: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each kind of rows that clients do not train on: drawn, or marked by a column of the data."""
+    for kind, key in (("test", "held_out"), ("validation", "validation")):
+        if f"rows_{kind}" in run.columns:
+            share = evaluate.get(key) or 0
+            yield (
+                f"The {kind} rows are {share:.0%} of each client's rows, drawn at random."
+                if share
+                else f"The {kind} rows are those that a column of the data marks."
+            )
 
 
 def quantiles(run: ByClient) -> Iterator[Chart]:

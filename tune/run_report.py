@@ -48,7 +48,7 @@ def page_of(folder: Path) -> Page:
     columns, result = read_columns(folder), read_json(folder / "result.json")
     problem = "" if result else failure(folder)
     clients = by_client(folder)
-    own = [populations(clients), distribution(clients)]
+    own = [populations(clients), distribution(clients, config.get("evaluate") or {})]
     sections = [metrics(columns), *charts(columns), *own, costs(columns), settings(config)]
     present = [section for section in sections if section.has_content]
     if spent := privacy_spent(folder):

@@ -58,11 +58,13 @@ class OwnModels(NamedTuple):
 
 class Served(NamedTuple):
     """What c clients are served with. models: `server`, `own`, `adapted`, … -> a model for each client. facts: what the
-    method tells of clients, name -> (c,). gradients: that the adaptations have taken."""
+    method tells of clients, name -> (c,). gradients: that the adaptations have taken. of_statistics: those that the
+    running statistics of the clients' own rows have taken."""
 
     models: dict[str, list[Tree]]
     facts: dict[str, np.ndarray]
     gradients: float
+    of_statistics: float = 0.0
 
 
 def adapted(number: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -568,7 +568,15 @@ class Worker:
             tuned = tuner.tuned(models["own"], batches, block, self.beat)
             models[adapted(number)] = self._with_statistics(tuned, task.clients, index)
             gradients += float(batches.drawn.steps.sum())
-        return Served(models, facts, gradients)
+        return Served(models, facts, gradients, self._statistics_gradients(models, task.clients, index))
+
+    def _statistics_gradients(self, models: Iterable[str], clients: np.ndarray, index: ClientIndex) -> float:
+        """How many gradients the running statistics of these kinds of models of clients (c,) have taken."""
+        spec = self.run_spec
+        if spec.client_models.statistics == "model":
+            return 0.0
+        batches = -(-rows_of(index, "training").sizes_of(clients) // spec.experiment.evaluate.batch)
+        return float(batches.sum() * sum(name != "server" for name in models))
 
     def _with_statistics(self, models: list[Tree], clients: np.ndarray, index: ClientIndex) -> list[Tree]:
         """Clients' models, with the running statistics of the clients' own rows if the run is to find them."""
@@ -583,7 +591,7 @@ class Worker:
 
     def _evaluate_own(self, task: OwnModels, broadcast: Broadcast) -> TaskResult:
         """The metrics of clients' own models."""
-        models, columns, gradients = self.own_models(task, broadcast)
+        models, columns, gradients, of_statistics = self.own_models(task, broadcast)
         index = self._everyone_at(task.round)
         with self.kernels.around_losses(), evaluating():
             for kind in task.kinds:
@@ -595,7 +603,8 @@ class Worker:
                 for name, found in self._reports_of(models, rows).items():
                     for metric, values in found.items():
                         columns |= self._of_clients(f"{name}/{kind}_{metric}", metric, values, task.clients)
-        return TaskResult(task.index, [], {"gradients": gradients}, {"id": task.clients, **columns})
+        facts = {"gradients": gradients, "statistics": of_statistics}
+        return TaskResult(task.index, [], facts, {"id": task.clients, **columns})
 
     def _of_clients(self, key: str, metric: str, values: np.ndarray, clients: np.ndarray) -> dict[str, np.ndarray]:
         """A metric (c,) of clients; of one that they may lack, the values that there are, and whose they are."""

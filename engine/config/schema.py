@@ -709,6 +709,7 @@ def kind_of_adapt(value: Any) -> str | None:
     return "word" if value in ("auto", "none") else None
 
 
+ADAPT_FORMS = "must be auto, none, {steps: n}, {epochs: n} or a list of such"
 AdaptKinds = Annotated[
     Annotated[Literal["auto", "none"], Tag("word")]
     | Annotated[Adapt, Tag("Adapt")]
@@ -716,7 +717,7 @@ AdaptKinds = Annotated[
     Discriminator(
         kind_of_adapt,
         custom_error_type="adaptation",
-        custom_error_message="must be auto, none, {steps: n}, {epochs: n} or a list of such",
+        custom_error_message=ADAPT_FORMS,
     ),
 ]
 
@@ -750,6 +751,13 @@ class ClientModels(Section):
             lambda c: c.adaptations and c.own is False,
         ),
     )
+
+    @field_validator("adapt", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # which is for `own`; an adaptation has a length
+            raise PydanticCustomError("adaptation", ADAPT_FORMS)  # pyright: ignore[reportArgumentType]
+        return value
 
     @field_validator("adapt")
     @classmethod

@@ -4,7 +4,8 @@ of the evaluation after round 5 stays in clients-000005.parquet; with none there
 
 client                              the client's number
 population                          with federation.unseen: `seen`, or `unseen` for clients that are never trained with
-visits                              how often it has taken part
+visits, last_round                  how often it has taken part, and the last round in which it has, empty for none; in
+                                    an asynchronous run the last update that has used a result of it
 rows_training                       how many rows it trains on, also rows_test and rows_validation if the run has such
 cluster                             of methods with several models, the number of the client's model, from 0
 alpha                               of APFL, the share of the client's own model in its mixture
@@ -42,13 +43,14 @@ def write_client_models(
     clients: np.ndarray,
     metrics: Mapping[str, tuple[np.ndarray, np.ndarray]],
     visits: np.ndarray,
+    last: np.ndarray,
     sizes: Mapping[str, np.ndarray],
     targets: Mapping[str, np.ndarray],
 ) -> None:
     """Replace the file. clients: (c,) their numbers. metrics: name of a column, also of what methods tell of clients ->
-    (its values, whether each is there), (c,) both. visits: (N,), of the clients that are trained with. sizes: the rows
-    of each kind, of these N clients and of the others, whose numbers are behind theirs. targets: those in these rows,
-    where they are known."""
+    (its values, whether each is there), (c,) both. visits, last: (N,), of the clients that are trained with; a last
+    round is 0 for none and -1 for one that is not known. sizes: the rows of each kind, of these N clients and of the
+    others, whose numbers are behind theirs. targets: those in these rows, where they are known."""
     from pyarrow import Table, parquet
 
     from .parquet import nullable
@@ -57,7 +59,10 @@ def write_client_models(
     columns: dict[str, Any] = {"client": clients}
     if everyone > seen:
         columns["population"] = np.where(clients < seen, "seen", "unseen")
-    columns["visits"] = np.concatenate([visits, np.zeros(everyone - seen, dtype=visits.dtype)])[clients]
+    none = np.zeros(everyone - seen, dtype=np.int64)
+    columns["visits"] = np.concatenate([visits, none])[clients]
+    rounds = np.concatenate([last, none])[clients]
+    columns["last_round"] = nullable(rounds, rounds > 0)
     columns |= {f"rows_{kind}": rows[clients] for kind, rows in sizes.items()}
     columns |= {f"targets_{kind}": counts[clients] for kind, counts in targets.items()}
     columns |= {name: nullable(*metrics[name]) for name in sorted(metrics)}

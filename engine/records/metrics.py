@@ -20,7 +20,7 @@ OWN = r"(own|adapted(@\d+)?|chosen)"
 DETAIL = r"_(weighted|std|worst|decile|q\d\d|better|equal|worse|missing)"
 """Matches what is behind a metric of clients' own models, besides its mean."""
 
-COUNTS = ("eval/own/never", "eval/gradients")
+COUNTS = ("eval/own/never", "eval/gradients", "eval/gradients_statistics")
 """Columns of an evaluation that measure no model."""
 USUAL = ("eval/accuracy", "eval/own/test_accuracy")
 """What is shown of runs if no column is named, in this order, before all others of the evaluations."""

@@ -28,6 +28,8 @@ eval/chosen/…                       with a list and rows for validation: the s
 eval/unseen/…                       with federation.unseen: the same over the unseen clients, own/…, adapted/…, and
                                     server/… of the server's model where it is trained as a whole
 eval/gradients                      the gradients of this adaptation, which client/gradients does not count
+eval/gradients_statistics           with evaluate.clients.statistics=training: those of the batches by which running
+                                    statistics of the clients' own rows were found
 personal/parameters, stored         where clients keep models: how many numbers of its own model each keeps; the bytes
                                     of those of all clients that have taken part
 client/personal_norm2               with personal tensors: the mean of the squared norm of their change in a visit

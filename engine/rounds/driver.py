@@ -143,6 +143,7 @@ class Driver:
         self.stage_state = self.stage.init(self.state_spec)
         self.plan_state = self.planner.start()
         self.visits = np.zeros(self.federation.clients, dtype=np.int64)
+        self.last_visit = np.zeros(self.federation.clients, dtype=np.int64)  # the round of each client's, 0 for none
         self.round = 0
         self.records = History(capacity=self.federation.rounds)
         self.evaluated = True  # whether the last round has an evaluation
@@ -354,7 +355,9 @@ class Driver:
         self.consistent = False
         self.server, self.stage_state, self.plan_state = server, stage_state, plan_state
         self.round += 1
+        before = self.visits.copy()
         self.training.commit(update, totals)
+        self.last_visit[self.visits > before] = self.round
         self.records.append(record)
         self.consistent = True
 
@@ -545,6 +548,8 @@ class Driver:
         record["eval/own/never"] = float((rows[clients[clients < seen]] < 0).sum())
         if gradients := totals.facts["gradients"]:
             record["eval/gradients"] = gradients
+        if gradients := totals.facts["statistics"]:
+            record["eval/gradients_statistics"] = gradients
         if kept := spec.personal_numbers(self.state_spec.client):
             record["personal/parameters"] = float(kept)
             record["personal/stored"] = float((rows >= 0).sum() * kept * spec.dtype.itemsize)
@@ -571,7 +576,7 @@ class Driver:
             names = {"none": (), "last": (CLIENT_MODELS,), "every": (CLIENT_MODELS, name_of(self.round))}
             for name in names[self.run_spec.client_models.table]:
                 path = Path(self.run_spec.directory) / name
-                write_client_models(path, clients, metrics, self.visits, sizes, targets)
+                write_client_models(path, clients, metrics, self.visits, self.last_visit, sizes, targets)
         self.client_models = None
 
     def model(self) -> Any:
@@ -641,7 +646,7 @@ class Driver:
         leaves = [leaf.clone() for leaf in pytree.tree_leaves((self.server, self.stage_state))]
         leaves += [torch.from_numpy(array.copy()) for array in pytree.tree_leaves(self.plan_state)]
         leaves += self.training.leaves()
-        table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
+        table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy(), self.last_visit.copy())
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         frozen = self.run_spec.frozen_facts
         ends = () if self.counted else (EVALUATION, "time/evaluate")
@@ -723,7 +728,8 @@ class Driver:
         self.stage_state = pytree.tree_unflatten(stage_state, stage_spec)
         self.plan_state = pytree.tree_unflatten([leaf.numpy() for leaf in plan_state], plan_spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
-        self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
+        self.visits, self.last_visit = snapshot.visits.copy(), snapshot.last_visit.copy()
+        self.round, self.records = snapshot.round, snapshot.records
         if self.privacy is not None:
             self.privacy = replace(self.privacy, calibrated=float(self.stage_state.noise.multiplier))
         self.training = self._training()

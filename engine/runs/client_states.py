@@ -35,6 +35,8 @@ KEPT = "checkpoint.last=true"
 
 
 FOLDER = "client-models"
+IN_A_FOLDER = 1000
+"""The largest number of files of clients' models in a folder."""
 """The folder in that of the run where the files of clients' models lie."""
 Form = Literal["personal", "whole"]
 """What a file has: the tensors that stay with the client, or all of its model."""
@@ -187,12 +189,12 @@ class ClientStates:
     def save_all(self, form: Form = "whole") -> None:
         """Write the models of all clients into the folder of the run."""
         for client in self.clients:
-            self.save(client, self._folder / FOLDER / file_name(client), form)
+            self.save(client, self._folder / FOLDER / self.file_name(client), form)
 
-
-def file_name(client: int) -> str:
-    """The file of a client's model."""
-    return f"{client:07}.safetensors"
+    def file_name(self, client: int) -> str:
+        """The file of a client's model, in a folder of its own for each thousand of clients if there are more."""
+        name = f"{client:07}.safetensors"
+        return name if len(self.clients) <= IN_A_FOLDER else f"{client // IN_A_FOLDER * IN_A_FOLDER:07}/{name}"
 
 
 def kept_snapshot(folder: Path, experiment: Experiment, rounds: int) -> Snapshot:

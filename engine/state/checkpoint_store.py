@@ -49,6 +49,7 @@ class Snapshot(NamedTuple):
     row: np.ndarray  # (N,) the row of each client's state, -1 for none
     digest: np.ndarray  # (N, 16) the digest of each client's row
     visits: np.ndarray  # (N,) how often each client has taken part
+    last_visit: np.ndarray  # (N,) the last round in which it has, 0 for none, -1 for one that is not known
     records: History  # of all rounds so far
     config: dict[str, Any]
     plan: dict[str, Any]
@@ -216,6 +217,7 @@ def contents(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
     """(name, bytes) of what a manifest names."""
     yield "server.safetensors", tensor_bytes({f"leaf{i}": leaf for i, leaf in enumerate(snapshot.server)})
     table = {"row": snapshot.row, "digest": snapshot.digest, "visits": snapshot.visits}
+    table["last_visit"] = snapshot.last_visit
     yield "table.safetensors", tensor_bytes(table)
     if snapshot.best is not None:
         yield BEST, snapshot.best.saved()
@@ -236,6 +238,7 @@ def snapshot_of(manifest: Manifest, files: dict[str, bytes]) -> Snapshot:
         table["row"] if "row" in table else row_of_old_copy(table, manifest["packs"]),
         table["digest"],
         table["visits"],
+        table["last_visit"] if "last_visit" in table else np.where(table["visits"] > 0, -1, 0),  # of an earlier version
         History.of(manifest["columns"], [load_arrays(files[segment(at)]) for at in range(0, rounds, SEGMENT)]),
         today(manifest["config"]),
         manifest["plan"],

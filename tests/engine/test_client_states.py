@@ -81,6 +81,19 @@ def test_files_of_the_command(folder: Path, tmp_path: Path):
     assert (facts["client"], facts["round"], facts["method"]) == ("3", "4", "fedavg")
 
 
+def test_a_thousand_files_are_in_a_folder(folder: Path):
+    """A run of more clients has a folder for each thousand of them."""
+    states = Result.load(folder).client_states()
+    assert states.file_name(3) == "0000003.safetensors"
+    federation = states._experiment.federation.model_copy(update={"clients": 2001})
+    states._experiment = states._experiment.model_copy(update={"federation": federation})
+    names = [states.file_name(client) for client in (0, 999, 1000, 2000)]
+    assert names == [
+        *("0000000/0000000.safetensors", "0000000/0000999.safetensors"),
+        *("0001000/0001000.safetensors", "0002000/0002000.safetensors"),
+    ]
+
+
 def refusal(*arguments: str) -> str:
     found = invoke("export", *arguments)
     assert found.exit_code == 2
@@ -129,6 +142,8 @@ def test_models_for_which_clients_need_their_rows(name: str, tmp_path: Path):
     result, spec = run(small(**given), tmp_path / "run"), spec_of(**given)
     table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pydict()
     split = spec.split()
+    passes = result.rows[-1].get("eval/gradients_statistics")  # of batches of 500, of which each client has one
+    assert passes == (3 * 15 if name == "statistics" else None)
     index = split.client_index.everyone.held
     assert index is not None
     for adapt, model in enumerate(("own", "adapted", "adapted@2")):

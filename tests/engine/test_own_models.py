@@ -212,6 +212,23 @@ def table_of(folder: Path) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in pq.read_table(folder / "clients.parquet").to_pydict().items()}
 
 
+def test_the_table_has_the_last_round_of_each_client(tmp_path: Path):
+    """As the files of the rounds have it, and after an interruption, too. A client that was never drawn has none."""
+    made = small(HEAD, **OWN, tracking={"uri": "none", "clients": True}, checkpoint={"every": 1})
+    run(made, tmp_path / "run")
+    rounds = [pq.read_table(file).to_pydict() for file in sorted((tmp_path / "run" / "clients").iterdir())]
+    last = {client: one["round"][0] for one in rounds for client in one["id"]}
+    found = pq.read_table(tmp_path / "run" / "clients.parquet")["last_round"].to_pylist()
+    assert found == [last.get(client) for client in range(12)]
+    assert len({*found}) > 2
+    assert None in found
+    with pytest.raises(Interrupted):
+        run(made, tmp_path / "resumed", [Watch(r2=interrupt)])
+    resume(tmp_path / "resumed")
+    first, second = (tmp_path / name / "clients.parquet" for name in ("run", "resumed"))
+    assert first.read_bytes() == second.read_bytes()
+
+
 def test_each_client_chooses_an_adaptation_by_its_validation_rows(tmp_path: Path):
     """The first one of a list has the numbers that it has alone, and what is chosen has those of the choice."""
     evaluate = {"every": 0, "held_out": 0.2, "validation": 0.2, "clients": {"own": True, "adapt": CHOICE}}
@@ -328,6 +345,14 @@ def test_whole_models_that_clients_keep_are_counted_without_shared_statistics():
     for method, count in (("ditto", parameters), ("local_only", sum(value.numel() for value in tensors.values()))):
         spec = RunSpec.of("x", small(method=method, workload=NORMED))
         assert spec.personal_numbers(StateSpec(spec.method(), spec.initial_model()).client) == count
+
+
+@pytest.mark.parametrize(("lr", "told"), [(0.05, []), (0.1, ["a step of w is lr * lam = 1.5 times its distance from"])])
+def test_pfedme_says_that_a_step_goes_beyond_the_own_model(lr: float, told: list[str]):
+    log = Watch()
+    run(small(method={"name": "pfedme", "lam": 15, "rule": sgd(lr)}), observers=[log])
+    found = [line for line in log.told if line.startswith("a step of w")]
+    assert [line[: len(one)] for line, one in zip(found, told, strict=True)] == told
 
 
 class FirstHoldsOut(Digits):

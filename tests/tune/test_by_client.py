@@ -91,6 +91,17 @@ def test_a_run_has_its_distribution():
     assert own.mean == [20.0, 40.0, 90.0]
 
 
+def test_a_run_says_whether_its_rows_are_drawn_or_marked():
+    run = table("", [0.2, 0.9, 0.1, 0.4], rows_test=[1.0] * 4, rows_validation=[2.0] * 4)
+    drawn = distribution(run, {"held_out": 0.2, "validation": 0.1}).note
+    assert drawn.endswith(
+        "The test rows are 20% of each client's rows, drawn at random. "
+        "The validation rows are 10% of each client's rows, drawn at random."
+    )
+    assert "The test rows are those that a column of the data marks." in distribution(run).note
+    assert "rows are" not in distribution(table("", [0.2, 0.9, 0.1, 0.4])).note
+
+
 def test_unseen_clients_are_beside_the_others():
     """In the curves of a run, in the shares and means of a comparison, and as points of their own."""
     unseen = np.array([False, False, False, True])

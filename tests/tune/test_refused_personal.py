@@ -173,6 +173,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["evaluate.clients.adapt=5"],
         "evaluate.clients.adapt must be auto, none, {steps: n}, {epochs: n} or a list of such, got 5",
     ),
+    "an adaptation without a length": (
+        ["evaluate.clients.adapt=true"],
+        "evaluate.clients.adapt must be auto, none, {steps: n}, {epochs: n} or a list of such, got True",
+    ),
     "steps and epochs": (
         ["evaluate.clients.adapt={steps: 1, epochs: 1}"],
         "evaluate.clients.adapt.steps: give steps or epochs, got 1 with epochs=1; leave one out",

@@ -12,7 +12,7 @@ import click
 from ...engine.config.schema import part_name
 from ...engine.errors import ConfigError
 from ...engine.run_spec import RunSpec
-from ...engine.runs.client_states import FOLDER, file_name
+from ...engine.runs.client_states import FOLDER
 from ...engine.runs.result import Result
 from ...engine.runs.saved_files import save_model
 from ...engine.storage.atomic_write import write
@@ -78,7 +78,7 @@ def command(run: Path, clients: tuple[str, ...], form: str, adapt: int | None, o
     if out is not None and numbers is not None and len(numbers) == 1:
         files = [out]
     else:
-        files = [folder / file_name(client) for client in chosen]
+        files = [folder / states.file_name(client) for client in chosen]
     for client, file in zip(chosen, files, strict=True):
         states.save(client, file, "personal" if form == "personal" else "whole")
     say(str(files[0]) if len(files) == 1 else f"{len(files)} models in {folder}")
