@@ -229,7 +229,7 @@ def test_equal_maxima_share_the_gradient_as_in_torch():
             leaf.mul_(50)
     leaves = list(body.parameters())
     found, wanted = (torch.autograd.grad(y.sum(), leaves) for y in (body(x, real), plainly(body, x, real)))
-    h = body.stack(x)[2]
+    h = body.stack(x)[2]  # pyright: ignore[reportCallIssue]
     assert ((h == h.amax(0)).sum(0) > 1).any()
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -328,7 +328,7 @@ def test_each_dropout_of_a_model_draws_its_own():
         (lambda: ResNet18(groups=3).build(COLOUR, 10), "groups=3, channels=64"),
         (lambda: Vit(patch=5).build(COLOUR, 10), "patch=5"),
         (lambda: Vit(depth=0), "depth=0"),
-        (lambda: Vit(scale="tokens"), "scale='tokens'"),
+        (lambda: Vit(scale="tokens"), "scale='tokens'"),  # pyright: ignore[reportArgumentType]
         (lambda: Lstm(0), "hidden=0"),
         (lambda: Rnn().build(GREY, 10), r"inputs \(length, width\)"),
     ],
