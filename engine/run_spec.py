@@ -43,7 +43,7 @@ from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
 from .workload.layers import chosen, matching, normalisation_of, shown
 from .workload.model import building_model, check_network, check_size, like, multiplications, tensors_of
-from .workload.split import seen_and_unseen, split_of
+from .workload.split import seen_and_unseen, split_of, with_groups
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
@@ -693,7 +693,13 @@ class RunSpec:
 
     def split(self) -> Split:
         """The data and the rows of every client. Raises ConfigError for data that the run cannot use."""
-        return split_of(self.workload, self.experiment, torch.finfo(self.dtype).max)
+        split, column = split_of(self.workload, self.experiment, torch.finfo(self.dtype).max), self.sampler.grouped_by
+        if column is None:
+            return split
+        with plugin_errors("federation.sampler"):
+            split = with_groups(split, column)
+            self.sampler.check_groups(len(np.unique(split.client_index.common[column])))
+        return split
 
 
 def rule_of(method: Algorithm, key: str = "personal.rule") -> Rule:

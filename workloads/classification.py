@@ -184,6 +184,8 @@ class Classification(Workload):
             )
         client_index = self.partition.deal(train[column], clients, seed)
         check_index(client_index, len(train["label"]))
+        if "client" in train:
+            client_index = client_index.with_common("client", np.asarray(train["client"]))
         train, test = ({k: v for k, v in columns.items() if k != "client"} for columns in (train, test))
         return Split(train, test, client_index)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,8 @@ class ClientIndex(NamedTuple):
     `drift`: how the rows that a client trains on change from round to round; None if they do not. `unseen`: the index
     of further clients, with the numbers N, N + 1, …, which are evaluated and never trained with; the engine sets it.
     `targets`: (N,) how many targets the rows of each client have, such as the tokens of its texts; the engine sets it
-    where the workload says how many a row has.
+    where the workload says how many a row has. `common`: what all rows of a client have in common: name of a training
+    column -> (N,) its value in the rows of each client. A column is in it only if every client has one value of it.
     """
 
     offsets: np.ndarray
@@ -40,6 +42,7 @@ class ClientIndex(NamedTuple):
     drift: Drift | None = None
     unseen: ClientIndex | None = None
     targets: np.ndarray | None = None
+    common: Mapping[str, np.ndarray] = {}
 
     @staticmethod
     def of(clients: list[np.ndarray]) -> ClientIndex:
@@ -72,7 +75,8 @@ class ClientIndex(NamedTuple):
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[clients] - offsets[:-1], sizes)
         held, validation = (None if it is None else it.of_clients(clients) for it in (self.held, self.validation))
-        return ClientIndex(offsets, self.rows[places], held, validation, self.drift)
+        common = {name: values[clients] for name, values in self.common.items()}
+        return ClientIndex(offsets, self.rows[places], held, validation, self.drift, common=common)
 
     @property
     def everyone(self) -> ClientIndex:
@@ -86,7 +90,17 @@ class ClientIndex(NamedTuple):
         offsets = np.concatenate([self.offsets, self.offsets[-1] + others.offsets[1:]])
         both = () if self.targets is None or others.targets is None else (self.targets, others.targets)
         targets = np.concatenate(both) if both else None
-        return ClientIndex(offsets, np.concatenate([self.rows, others.rows]), held, validation, targets=targets)
+        common = {name: np.concatenate([self.common[name], others.common[name]]) for name in self.common}
+        rows = np.concatenate([self.rows, others.rows])
+        return ClientIndex(offsets, rows, held, validation, targets=targets, common=common)
+
+    def with_common(self, name: str, column: np.ndarray) -> ClientIndex:
+        """The same with a column in `common`, if all rows that a client trains on have one value of it. column: (n,) of
+        all training rows. Every client must have a row."""
+        values = column[self.rows]
+        firsts = values[self.offsets[:-1]]
+        alike = bool((values == np.repeat(firsts, self.sizes)).all())
+        return self._replace(common={**self.common, name: firsts}) if alike else self
 
     def with_targets(self, of_rows: np.ndarray) -> ClientIndex:
         """The same with `targets`, also in the indices inside it. of_rows: (n,) those of each training row."""

@@ -29,8 +29,10 @@ class Agnostic(Sampler):
     """Clients weigh by lambda, which moves towards those with the largest losses.
 
     gamma: step size of lambda; floor: the least lambda of a group; groups: the number of each client's group, from 0,
-    each client is a group unless given; first: lambda before round 1, in proportion to the groups' examples (`share`),
-    or `uniform`; by: `all` clients take part in every round, or S of them are drawn in proportion to `lambda`.
+    or the name of a training column, such as a domain, of which all rows of a client have one value: the groups are its
+    values in their order; each client is a group unless given; first: lambda before round 1, in proportion to the
+    groups' examples (`share`), or `uniform`; by: `all` clients take part in every round, or S of them are drawn in
+    proportion to `lambda`.
     """
 
     has_probabilities: ClassVar[bool] = False
@@ -38,7 +40,7 @@ class Agnostic(Sampler):
 
     gamma: float = 0.01
     floor: float = 0.0
-    groups: tuple[int, ...] | None = None
+    groups: tuple[int, ...] | str | None = None
     first: Literal["share", "uniform"] = "share"
     by: Literal["all", "lambda"] = "all"
 
@@ -48,32 +50,36 @@ class Agnostic(Sampler):
         if self.by == "lambda" and not self.floor > 0:
             raise ValueError(f"floor > 0 must hold with by=lambda, got {self.floor}; choose 0.001")
 
+    @property
+    def grouped_by(self) -> str | None:
+        return self.groups if isinstance(self.groups, str) else None
+
     def check(self, clients: int, cohort: int, weights: str) -> None:
         if self.by == "all" and cohort < clients:
             raise ValueError(f"by=all needs every client, got cohort {cohort} of {clients}; choose by: lambda")
         if weights != "uniform":
             raise ValueError(f"it sets the weights itself, got federation.weights={weights}; leave weights out")
-        if self.groups is not None and (len(self.groups) != clients or set(self.groups) != set(range(self._count))):
+        if isinstance(self.groups, str):
+            return  # their number is known with the data
+        groups = range(clients) if self.groups is None else self.groups
+        if len(groups) != clients or set(groups) != set(range(max(groups, default=-1) + 1)):
             raise ValueError(
                 f"groups must give each of {clients} clients a group, numbered from 0 without gaps, got "
-                f"{len(self.groups)} numbers of {len(set(self.groups))} groups up to {max(self.groups, default=0)}; "
-                "change them"
+                f"{len(groups)} numbers of {len(set(groups))} groups up to {max(groups, default=0)}; change them"
             )
-        count = clients if self.groups is None else self._count
+        self.check_groups(len(set(groups)))
+
+    def check_groups(self, count: int) -> None:
         if not 0 <= self.floor * count <= 1:
             raise ValueError(f"0 <= floor <= 1 / {count} groups must hold, got {self.floor}; lower it")
 
-    @property
-    def _count(self) -> int:
-        """The number of groups that are given."""
-        return max(self.groups or (), default=-1) + 1
-
     def start(self, clients: int, cohort: int) -> State:
-        """lambda follows from the numbers of examples, which the first draw knows."""
-        return {"lambda": np.full(clients if self.groups is None else self._count, np.nan)}
+        """lambda follows from the groups and their numbers of examples, which the first draw knows."""
+        return {"lambda": np.full(1, np.nan)}
 
     def draw(self, state: State, ask: Ask) -> Draw:
-        group = np.arange(ask.clients) if self.groups is None else np.array(self.groups)
+        given = ask.groups if isinstance(self.groups, str) else self.groups
+        group = np.arange(ask.clients) if given is None else np.asarray(given)
         examples = np.bincount(group, ask.sizes)
         within = ask.sizes / examples[group]  # n_i / n_g
         weight = self._first(examples) if np.isnan(state["lambda"]).any() else state["lambda"]

@@ -41,6 +41,7 @@ class Ask(NamedTuple):
     batch: int  # examples in a batch
     probe: Callable[[np.ndarray, int | None], np.ndarray]  # (clients, rows of each or None for all) -> (c,) losses
     duration: Callable[[], np.ndarray]  # -> (N,) seconds of a visit of every client; ones without a virtual clock
+    groups: np.ndarray | None = None  # (N,) the group of each client, from 0, if the sampler is `grouped_by` some
 
     @property
     def candidates(self) -> np.ndarray:
@@ -101,6 +102,14 @@ class Sampler(ABC):
         """Whether `told` needs the root mean square of the losses of a client's examples, over the first gradients of
         all its local steps. Compiled chains have no losses of single examples."""
         return False
+
+    @property
+    def grouped_by(self) -> str | None:
+        """The training column whose values are the groups of the clients that `Ask.groups` has; None for none."""
+        return None
+
+    def check_groups(self, count: int) -> None:  # noqa: B027 most samplers know no groups
+        """Raise ValueError where the sampler does not fit so many groups of a column."""
 
     def check(self, clients: int, cohort: int, weights: str) -> None:  # noqa: B027 most samplers fit always
         """Raise ValueError where the sampler does not fit the federation. weights: federation.weights."""

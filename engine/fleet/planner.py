@@ -80,6 +80,8 @@ class Planner(ABC):
         self.run_spec, self.federation, self.client_index = run_spec, experiment.federation, client_index
         self.block, self.seed, self.method = block, experiment.seed, run_spec.method()
         self.sampler = run_spec.sampler
+        column = self.sampler.grouped_by
+        self.groups = None if column is None else np.unique(client_index.common[column], return_inverse=True)[1]
         self.fleet = Fleet.of(experiment, run_spec.registry, state_spec, client_index)
         self.traffic = Traffic.of(state_spec)
 
@@ -245,9 +247,8 @@ class RoundPlanner(Planner):
 
         steps = steps_of(sizes, federation.local)
         sizes_and_work = (sizes, target, steps, federation.local.examples)
-        return Ask(
-            self.seed, number, federation.clients, federation.cohort, spares, eligible, *sizes_and_work, probe, duration
-        )
+        cohort, asked = (federation.clients, federation.cohort, spares), (probe, duration, self.groups)
+        return Ask(self.seed, number, *cohort, eligible, *sizes_and_work, *asked)
 
     def _timed(
         self, update: Update, ask: Ask, draw: Draw, visited: np.ndarray, begin: float, waited: float, probed: Probed

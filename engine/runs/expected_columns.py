@@ -79,7 +79,7 @@ def first_rows(index: ClientIndex, most: int) -> ClientIndex:
     sizes = np.minimum(index.sizes, most)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     places = np.arange(offsets[-1]) + np.repeat(index.offsets[:-1] - offsets[:-1], sizes)
-    return ClientIndex(offsets, index.rows[places])
+    return ClientIndex(offsets, index.rows[places], common=index.common)
 
 
 def is_plain_classification(experiment: Experiment) -> bool:

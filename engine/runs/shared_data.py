@@ -72,6 +72,7 @@ def data_key(run_spec: RunSpec) -> str | None:
     evaluate, plugins = experiment.evaluate.model_dump(mode="json"), [plugin.module for plugin in run_spec.plugins]
     federation = experiment.federation
     where = [experiment.seed, federation.clients, federation.unseen, experiment.engine.dtype]
+    where += [column] if (column := run_spec.sampler.grouped_by) else []
     return json.dumps([experiment.workload, experiment.attack, evaluate, plugins, where], sort_keys=True, default=repr)
 
 

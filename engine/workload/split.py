@@ -86,6 +86,26 @@ def divided(client_index: ClientIndex, experiment: Experiment) -> ClientIndex:
     return seen._replace(unseen=unseen)
 
 
+def with_groups(split: Split, column: str) -> Split:
+    """The split whose index has a column in `common`. Raises ValueError unless each client has one value of it."""
+    index = split.client_index
+    if column in index.common:
+        return split
+    if column not in split.train:
+        known = ", ".join([*index.common, *split.train])
+        raise ValueError(f"groups must name a training column, got {column}; valid: {known}")
+    values = np.asarray(split.train[column])
+    if values.ndim != 1:
+        raise ValueError(f"groups must name a column of single values, got {column}, whose values are several")
+    index = index.with_common(column, values)
+    if column not in index.common:
+        raise ValueError(
+            f"groups: all rows of a client must have one value of the column {column}, and some have several; choose a "
+            "column by which the partition deals rows, or give the number of each client's group"
+        )
+    return split._replace(client_index=index)
+
+
 def hold_out(split: Split, fraction: float, seed: int) -> Split:
     """The split without the rows that clients hold out; these are in `client_index.held`.
 
@@ -123,7 +143,8 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
     clients = len(client_index.sizes)
     test_index = select_rows(client_index.rows, owner, held, clients)
     train_index = select_rows(client_index.rows, owner, ~held, clients)
-    return Split(train, split.test, train_index._replace(held=test_index, drift=client_index.drift))
+    train_index = train_index._replace(held=test_index, drift=client_index.drift, common=client_index.common)
+    return Split(train, split.test, train_index)
 
 
 def check_marks(split: Split, held_out: float) -> None:
@@ -178,7 +199,8 @@ def set_aside(split: Split, fraction: float, seed: int) -> Split:
             f"{lacking[0]}); change the column {VALIDATION} or lower federation.clients"
         )
     validation, kept = (select_rows(client_index.rows, owner, some, len(left)) for some in (chosen, ~chosen))
-    kept = kept._replace(held=client_index.held, validation=validation, drift=client_index.drift)
+    held, drift, common = client_index.held, client_index.drift, client_index.common
+    kept = kept._replace(held=held, validation=validation, drift=drift, common=common)
     return Split(train, split.test, kept)
 
 

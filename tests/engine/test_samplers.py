@@ -7,6 +7,7 @@ seeds are fixed, so that a test either always passes or never does.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -275,7 +276,7 @@ def test_identities_of_draws():
     assert (weighted.weights == 1).all()
 
 
-def digits(sampler="uniform", plan=None, **more):
+def digits(sampler: Any = "uniform", plan: Any = None, **more: Any):
     return experiment(
         {
             "workload": {"name": "digits", "model": {"name": "mlp", "hidden": [4]}},

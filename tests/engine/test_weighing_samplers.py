@@ -18,6 +18,9 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.fleet.table import SAMPLERS
 from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.small import Mlp
+from fedfleet.workloads.partitions.natural import Domains
 from fedfleet.workloads.workload import Split, Workload
 from tests.algorithms.golden import CASES, DIGITS, PROBLEM, equal
 from tests.reference import fairness as reference
@@ -76,16 +79,16 @@ def test_golden_values(name):
         np.testing.assert_allclose(state["lambda"], golden, rtol=0, atol=DIGITS)
 
 
-def final(sampler, **federation):
+def final(sampler, workload=Rows(), evaluate=None, **federation):
     """The model of a run of three rounds of two local steps on all rows."""
     given = {"clients": 4, "cohort": 4, "rounds": 3, "local": {"steps": 2, "batch": 8}, "sampler": sampler}
     made = experiment(
         {
-            "workload": Rows(),
+            "workload": workload,
             "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
             "federation": {**given, **federation},
             "engine": {"backend": "local", "dtype": "float64", "block": 2, "kernels": "torch"},
-            "evaluate": {"every": 0},
+            "evaluate": evaluate or {"every": 0},
             "tracking": {"uri": "none"},
         }
     )
@@ -96,6 +99,61 @@ def final(sampler, **federation):
 def test_golden_values_of_runs(name):
     expected, settings, _ = of_case(name)
     equal(final({"name": "agnostic", **settings}), expected["x"][-1])
+
+
+@dataclass(frozen=True)
+class InRegions(Rows):
+    """The clients 0 and 2 are of one region, and the others of another one."""
+
+    def split(self, seed, clients):
+        split = super().split(seed, clients)
+        return split._replace(train={**split.train, "region": np.repeat([7, 5, 7, 5], LENGTHS)})
+
+
+def test_groups_may_be_the_values_of_a_column():
+    """Bit for bit the groups that are given by numbers, in the order of the values, also with rows held out."""
+    settings, held_out = {"name": "agnostic", "gamma": 0.25, "floor": 0.1}, {"every": 0, "held_out": 0.3}
+    for evaluate in ({"every": 0}, held_out):
+        one, other, apart = (
+            final({**settings, "groups": groups}, InRegions(), evaluate) for groups in ([1, 0, 1, 0], "region", None)
+        )
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+        assert not np.array_equal(one["out.weight"], apart["out.weight"])
+
+
+class OfWriters(Digits):
+    """Each of its rows is of one of four writers."""
+
+    def load(self):
+        train, test = super().load()
+        return {**train, "client": np.arange(len(train["label"])) % 4}, test
+
+
+def test_groups_of_the_domains_of_a_partition():
+    """The column `client` is known of the clients, though training does not see it. Its groups have five clients each,
+    in turns."""
+    runs = [
+        run(digits({"name": "agnostic", "groups": groups}, {"cohort": 20}, workload=OfWriters(Mlp((4,)), Domains())))
+        for groups in ("client", [i % 4 for i in range(20)])
+    ]
+    assert runs[0].model_sha256 == runs[1].model_sha256
+    assert "sampler/lambda_3" in runs[0].rows.columns
+    assert "sampler/lambda_4" not in runs[0].rows.columns
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"groups": "regions"}, "groups must name a training column, got regions; valid: client, input, label"),
+        ({"groups": "input"}, "groups must name a column of single values, got input, whose values are several"),
+        ({"groups": "label"}, "groups: all rows of a client must have one value of the column label, and some have"),
+        ({"groups": "client", "floor": 0.3}, "0 <= floor <= 1 / 4 groups must hold, got 0.3; lower it"),
+    ],
+)
+def test_mistakes_about_columns_are_one_sentence(settings, message, tmp_path):
+    made = digits({"name": "agnostic", **settings}, {"cohort": 20}, workload=OfWriters(Mlp((4,)), Domains()))
+    with pytest.raises(ConfigError, match=f"^federation.sampler: {re.escape(message)}"):
+        run(made, tmp_path / "run")
 
 
 @dataclass(frozen=True)
@@ -126,6 +184,7 @@ def test_a_tilt_of_zero_is_the_plain_mean():
 
 def test_a_large_tilt_leaves_the_client_with_the_largest_loss():
     draw = Tilted(1e6).draw({}, ask(1, size=3))  # the loss of client i is i
+    assert draw.weights is not None
     assert draw.weights[draw.clients].tolist() == [0.0, 0.0, 3.0]
 
 
