@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Ranks(NamedTuple):
@@ -39,7 +40,8 @@ class Pair(NamedTuple):
     `weight`, `a`, `b`: the names of W, (m, n), A, (r, n), and B, (m, r); for a convolution n stands for its further
     axes. `transposed`: W is stored as (n, m). `drawn`: the factor that is drawn where factors begin; the other one is
     0. `tied`: whether W has further places in the network, without these factors. `ranks`: those of the clients, of
-    which r is the largest; None where all clients have r.
+    which r is the largest; None where all clients have r. `rows`: the first of the outputs that have these factors,
+    and the one behind the last; None for all m outputs.
     """
 
     weight: str
@@ -50,8 +52,12 @@ class Pair(NamedTuple):
     drawn: Literal["a", "b"] = "a"
     tied: bool = False
     ranks: Ranks | None = None
+    rows: tuple[int, int] | None = None
 
     def change(self, p: Any, shape: Sequence[int]) -> Tensor:
         """scale B A, as W is stored. p: name -> tensor; shape: of W."""
         product = p[self.b].flatten(1) @ p[self.a].flatten(1)
+        if self.rows is not None:
+            outputs, (begin, end) = shape[-1 if self.transposed else 0], self.rows
+            product = F.pad(product, (0, 0, begin, outputs - end))
         return self.scale * (product.T if self.transposed else product).reshape(shape)

@@ -149,7 +149,8 @@ class ExactMean(LocalMethod):
         of the weight where that is smaller. A client receives the rows and columns of its own rank."""
         spans, size = self.layout.spans, public.x.flat.element_size()
         largest = spans[self.pairs[0].a][2][0]
-        of_one = [(spans[pair.a][1] + spans[pair.b][1]) // largest for pair in self.pairs]  # numbers for each rank
+        sides = [(spans[pair.a][1] // largest, spans[pair.b][1] // largest) for pair in self.pairs]  # for each rank
+        of_one = [sum(both) for both in sides]
         rank, stacked = largest, float(self.cohort * largest)
         if self.ranks is not None:
             rank, stacked = self.ranks.rank(client), float(public.stacked.value)
@@ -157,8 +158,7 @@ class ExactMean(LocalMethod):
         for part in pytree.tree_leaves(public.carried, is_leaf=lambda part: isinstance(part, Tree)):
             numbers += part.flat.numel() - sum(of_one) * (largest - rank) if isinstance(part, Tree) else part.numel()
         if round > 1:
-            for pair, each in zip(self.pairs, of_one, strict=True):
-                numbers += int(min(spans[pair.weight][1], stacked * each))
+            numbers += sum(int(min(a * b, stacked * (a + b))) for a, b in sides)
         return size * numbers, None
 
 

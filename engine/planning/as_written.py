@@ -86,6 +86,10 @@ class OwnParameters(Stateless):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
+        made: dict[str, nn.Parameter] = {}
+        for name, tensors, leaf in self.slots:
+            if isinstance(tensors[leaf], nn.Parameter) and tensors[leaf].is_meta:  # of a network that was never filled
+                tensors[leaf] = made.setdefault(name, nn.Parameter(torch.empty_like(tensors[leaf], device="cpu")))
         own = {name: tensors[leaf] for name, tensors, leaf in self.slots}
         self.own = {name: tensor for name, tensor in own.items() if isinstance(tensor, nn.Parameter)}
         self.slots = [slot for slot in self.slots if slot[0] not in self.own]
@@ -96,6 +100,7 @@ class OwnParameters(Stateless):
             if name not in self.given:
                 self.given[name] = p[name]
                 parameter.data, parameter.grad = p[name].detach().clone(), None
+                parameter.requires_grad_(p[name].requires_grad)  # also of weights that the method's server changes
             elif self.given[name] is not p[name]:
                 raise ValueError(f"the loss calls a module with different tensors {name}")
         return super().__call__(p, x, key, share)

@@ -29,6 +29,7 @@ from fedfleet.engine import resume, run
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.method_form.state_spec import StateSpec
+from fedfleet.engine.planning.as_written import Forms, near
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.cli import main
 from fedfleet.workloads.client_index import ClientIndex
@@ -257,6 +258,34 @@ def test_a_weight_that_other_modules_have_is_refused():
     pairs = (Pair("w", "w.lora_a", "w.lora_b", 1.0, tied=True),)
     with pytest.raises(ValueError, match="fedex_lora changes the weights beside factors, got w, which other modules"):
         fedex_lora().build(RunContext(1, 1, 1, 1, layout=Tree.of({"w": torch.zeros(2, 2)}).layout, pairs=pairs))
+
+
+def test_weights_that_the_server_changes_are_proven_too():
+    """Plain autograd on the module has their gradients, although its own parameters are frozen, and the form for one
+    client is compared with it and not with itself. TOLERANCE: sums of at most 64 terms in float64."""
+    spec = RunSpec.of("x", digits(method="flora"))
+    columns = {name: torch.from_numpy(column[:5]) for name, column in spec.split().train.items()}
+    batch, forms = {**columns, "key": torch.tensor(3)}, Forms(spec)
+    point = next(near(spec))
+    (plain, _), (alone, _) = forms.plain(point, batch), forms.alone(point, batch)
+    assert forms.as_written is not None
+    assert forms.as_written.networks
+    torch.testing.assert_close(plain, alone, rtol=1e-12, atol=1e-12)
+    assert Tree(plain, forms.layout)["fc1.weight"].any()
+
+
+def test_parts_of_a_weight_are_changed_together():
+    """Two parts of one weight with factors; each is sent as factors, or as the part where that is smaller."""
+    shapes = {"w": (6, 4), "q.a": (2, 4), "q.b": (2, 2), "v.a": (2, 4), "v.b": (2, 2)}
+    x = Tree.of({name: wave(shape, number) for number, (name, shape) in enumerate(shapes.items())})
+    pairs = tuple(Pair("w", f"{part}.a", f"{part}.b", 2.0, rows=rows) for part, rows in (("q", (0, 2)), ("v", (4, 6))))
+    method = Flora(Sgd(0.3), Plain(), Mean(), layout=x.layout, pairs=pairs, cohort=3)
+    change = method.changes(x)["w"]
+    assert torch.equal(change[:2], 2 * x["q.b"] @ x["q.a"])
+    assert not change[2:4].any()
+    assert torch.equal(change[4:], 2 * x["v.b"] @ x["v.a"])
+    spec = StateSpec(method, x)
+    assert [spec.traffic(method, number)[0] for number in (1, 2)] == [0, 2 * 8 * min(2 * 4, 3 * 2 * (4 + 2))]
 
 
 def test_embeddings_and_convolutions_begin_anew():

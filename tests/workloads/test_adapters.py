@@ -83,6 +83,18 @@ def test_changes_of_stored_weights_have_the_golden_values():
     close(conv[0], GOLDEN["conv_change_first_output"])
 
 
+def test_parts_of_a_weight_have_the_golden_values():
+    """Three parts of two rows, of which the first and the last have factors, as a linear layer and GPT-2 store them."""
+    change = torch.zeros(6, 4, dtype=torch.float64)
+    for rows, number in (((0, 2), 9), ((4, 6), 10)):
+        factors = {"a": wave((2, 4), number), "b": wave((2, 2), number + 2)}
+        one = Pair("w", "a", "b", GOLDEN["scale"], rows=rows).change(factors, (6, 4))
+        stored = Pair("w", "a", "b", GOLDEN["scale"], True, rows=rows).change(factors, (4, 6))
+        assert torch.equal(stored.T, one)
+        change = change + one
+    close(change, GOLDEN["fused_change_q_and_v_of_q_k_v"])
+
+
 def test_initial_factors_have_the_golden_values():
     golden = GOLDEN["init"]
     for init in ("uniform", "gaussian"):

@@ -16,8 +16,10 @@ from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.cli import main
+from fedfleet.workloads import counted
 from fedfleet.workloads.data.instruct import Instruct
 from fedfleet.workloads.drawing import initial
+from fedfleet.workloads.models.adapters import Lora, adapted_in
 from fedfleet.workloads.models.convert import convert
 from fedfleet.workloads.models.pretrained import Pretrained, transformers
 from fedfleet.workloads.models.pretraining import pretrain
@@ -146,6 +148,77 @@ def test_classifiers(family, tmp_path):
         assert function(p, x[0]).shape == (3, 4)
         torch.testing.assert_close(function(p, x[0]), function(p, x[0][..., :8]), rtol=1e-4, atol=1e-6)
     checked_in_blocks(network, p, x)
+
+
+FUSED = {
+    "gpt2": ("transformer.h.{}.attn.c_attn", (16, 16, 16)),
+    "phi3": ("model.layers.{}.self_attn.qkv_proj", (16, 8, 8)),
+}
+"""Family -> the name of the projection of a layer, and the outputs of its parts q, k and v."""
+
+
+@pytest.mark.parametrize("parts", [("q", "v"), ("k",)])
+@pytest.mark.parametrize("family", FUSED)
+def test_parts_of_a_projection_have_factors_of_their_own(family, parts, tmp_path):
+    """They give what the merged weights give, alone and vectorised, and no other output moves. TOLERANCE: float32, sums
+    of at most 24 terms in two layers, as torch's assert_close has it."""
+    folder, (name, sizes) = saved(tmp_path, family), FUSED[family]
+    network, p = built(folder, "causal", (10,), 31)
+    plain, x = Stateless(network), tokens(2, 3, 10)
+    adapted = initial(lambda: Pretrained(str(folder)).build((10,), 31), 0)
+    lora = Lora(rank=2, fused=parts)
+    lora.adapt(adapted)
+    places = [f"{name.format(layer)}.{part}" for layer in range(2) for part in parts]
+    assert [*adapted_in(adapted)] == places
+    first = lora.initial(adapted, 3)
+    factors = {
+        key: torch.randn(2, *value.shape, generator=torch.Generator().manual_seed(4)) for key, value in first.items()
+    }
+    assert [*factors] == [f"{place}.lora_{factor}" for place in places for factor in "ab"]
+    outputs = dict(zip("qkv", sizes, strict=True))
+    assert [value.shape[1] for key, value in factors.items() if key.endswith("b")] == [
+        outputs[part] for part in parts
+    ] * 2
+    key = counted.key(3, "adapter", len(places) - 1, "a")  # parts count one by one
+    drawn = (2 * counted.uniform(key, 32) - 1) / 16**0.5
+    assert torch.equal(first[f"{places[-1]}.lora_a"], drawn.view(2, 16))
+    function = Stateless(adapted)
+    together = vmap(lambda own: function({**p, **own}, x[0]))(factors)
+    for client in range(2):
+        own = {key: value[client] for key, value in factors.items()}
+        merged = lora.merged(adapted, {**p, **own})
+        weight = f"{name.format(0)}.weight"
+        moved = (merged[weight] - p[weight]).abs().amax(0 if family == "gpt2" else 1)
+        for part, rows in zip("qkv", moved.split(sizes), strict=True):
+            assert bool(rows.any()) == (part in parts)
+        torch.testing.assert_close(together[client], plain(merged, x[0]))
+        torch.testing.assert_close(function({**p, **own}, x[0]), plain(merged, x[0]))
+    with pytest.raises(ValueError, match=f"factors of whole weights, got those of the part {places[0]}; give fused"):
+        lora.written(adapted, {**p, **own})
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "told"),
+    [
+        (
+            "gpt_neox",
+            {},
+            r"fused: the parts of query_key_value in gpt_neox are interleaved, got fused=\['q', 'v'\]; give",
+        ),
+        ("llama", {}, "fused: no target in llama is a projection whose parts are known, got fused="),
+        (
+            "phi3",
+            {"rank": 9, "fused": ("k",)},
+            r"rank: 1 <= rank <= 8 must hold for .*\.qkv_proj\.k \(8 x 16\), got 9",
+        ),
+    ],
+)
+def test_parts_that_are_not_known_are_refused(family, settings, told, tmp_path):
+    folder = saved(tmp_path, family)
+    with torch.device("meta"):
+        network = Pretrained(str(folder)).build((10,), 31)
+    with pytest.raises(ValueError, match=told):
+        Lora(**{"rank": 2, "fused": ("q", "v"), **settings}).adapt(network)
 
 
 @pytest.mark.long

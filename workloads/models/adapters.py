@@ -15,6 +15,9 @@ that the network computes what it did. The names of the factors are those of the
     embedding    (words, width)             (r, words)         (width, r)     -
     convolution  (o, i, kh, kw)             (r, i, kh, kw)     (o, r, 1, 1)   i kh kw
 
+A projection of queries, keys and values that is one weight may have a pair for each of some parts, with `fused`: B has
+the rows of the part, and the other outputs get 0, as in loralib's MergedLinear. Names are such as `c_attn.q.lora_a`.
+
 The A of a convolution has its stride, padding and dilation. A is drawn uniformly from ±1 / sqrt(fan_in), as the
 authors' code does; that of an embedding is 0, and its B is drawn from the standard normal distribution.
 """
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -39,6 +42,7 @@ from ..pair import Pair, Ranks
 from ..stateless import parameters_of
 from ..workload import Adapter, Params
 from .dropout import Dropout
+from .fused import check_parts, part_sizes
 from .peft_files import TENSORS, read, written
 from .published import load
 
@@ -115,6 +119,39 @@ class ConvolutionLowRank(LowRank):
         return (rank, *weight.shape[1:]), (weight.shape[0], rank, 1, 1)
 
 
+class Part(nn.Module):
+    """The factors of some consecutive outputs of a module. rows: the first one, and the one behind the last."""
+
+    lora_a: Tensor
+    lora_b: Tensor
+    lora_drop: nn.Module
+
+    def __init__(self, rows: tuple[int, int]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
+class Fused(LowRank):
+    """A module with factors for parts of its outputs. parts: their names, in the order of the outputs."""
+
+    parts: tuple[str, ...]
+    outputs: int
+
+    def beside(self, x: Tensor) -> Tensor:
+        pieces, end = list[Tensor](), 0
+        for name in self.parts:
+            part: Any = getattr(self, name)
+            found = F.linear(F.linear(part.lora_drop(x), part.lora_a), part.lora_b)
+            begin, after = part.rows
+            pieces += [found.new_zeros(*found.shape[:-1], begin - end), found]
+            end = after
+        return torch.cat([*pieces, pieces[-1].new_zeros(*pieces[-1].shape[:-1], self.outputs - end)], -1)
+
+
+class FusedTransposed(Fused):
+    transposed = True
+
+
 def form_of(module: nn.Module, name: str) -> type[LowRank]:
     """How a module is adapted. name: of the module, for messages. Raises ValueError if it cannot be."""
     kind = type(module).__name__
@@ -137,8 +174,12 @@ def form_of(module: nn.Module, name: str) -> type[LowRank]:
 
 
 def adapted_in(network: nn.Module) -> dict[str, Any]:
-    """name -> module, of all adapted modules of a network in its order."""
-    return {name: part for name, part in network.named_modules() if isinstance(part, LowRank)}
+    """name -> module with factors, of a network in its order: an adapted module, or a `Part` of one."""
+    return {
+        name: part
+        for name, part in network.named_modules()
+        if isinstance(part, LowRank | Part) and not isinstance(part, Fused)
+    }
 
 
 @dataclass(frozen=True)
@@ -151,10 +192,11 @@ class Lora(Adapter):
     alpha / rank, or with `stabilised` (rsLoRA) alpha / sqrt(rank), for each client with its rank; a text such as 2r
     means 2 rank. `init`: A is drawn uniformly from ±1 / sqrt(fan_in), or from the normal distribution of standard
     deviation 1 / r (`gaussian`). `dropout`: the rate at which entries of the inputs of A are dropped in training.
-    `train`: patterns of parameters that are trained as they are, such as a new head. `weights`: a safetensors file with
-    the weights that are frozen, such as the model of another run; those of a last layer of another shape are not read.
-    `factors`: a folder of the package peft with the factors that training begins with, and with parameters of `train`
-    if it has some.
+    `fused`: one pair for the whole weight of a projection of queries, keys and values together (whole), or one for each
+    of some of its parts, as in [q, v]. `train`: patterns of parameters that are trained as they are, such as a new
+    head. `weights`: a safetensors file with the weights that are frozen, such as the model of another run; those of a
+    last layer of another shape are not read. `factors`: a folder of the package peft with the factors that training
+    begins with, and with parameters of `train` if it has some.
     """
 
     targets: str | tuple[str, ...] = "auto"
@@ -164,6 +206,7 @@ class Lora(Adapter):
     stabilised: bool = False
     init: Literal["uniform", "gaussian"] = "uniform"
     dropout: float = 0.0
+    fused: Literal["whole"] | tuple[Literal["q", "k", "v"], ...] = "whole"
     train: tuple[str, ...] = ()
     weights: str | None = None
     factors: str | None = None
@@ -183,6 +226,8 @@ class Lora(Adapter):
             raise ValueError(f"0 <= dropout < 1 must hold, got dropout={self.dropout}")
         if self.init not in ("uniform", "gaussian"):
             raise ValueError(f"init must be uniform or gaussian, got init={self.init!r}")
+        if self.fused != "whole" and (not self.fused or not {*self.fused} <= {*"qkv"}):
+            raise ValueError(f"fused must be whole or some of q, k, v, got fused={self.fused!r}; give whole, or [q, v]")
 
     @property
     def rows(self) -> int:
@@ -213,8 +258,14 @@ class Lora(Adapter):
         trained = set(chosen(self.train, "train", [*parameters_of(network)], "parameter"))
         for name, (parameter, _) in parameters_of(network).items():
             parameter.requires_grad_(name in trained)
+        if self.fused != "whole":
+            check_parts(network, [*targets], self.fused)
         for name, module in targets.items():
-            self._adapt_module(module, name)
+            sizes = None if self.fused == "whole" else part_sizes(network, name)
+            if sizes is None:
+                self._adapt_module(module, name)
+            else:
+                self._adapt_parts(module, name, sizes)
 
     def targets_in(self, network: nn.Module) -> dict[str, nn.Module]:
         """name -> module, of those that are adapted. Raises ValueError where `targets` do not fit the network."""
@@ -240,20 +291,48 @@ class Lora(Adapter):
 
     def _adapt_module(self, module: Any, name: str) -> None:
         form, kind = form_of(module, name), type(module)
-        a, b = form.shapes(module.weight, self.rows)
+        self._add_factors(module, name, module.weight, module.weight.shape, *form.shapes(module.weight, self.rows))
+        module.lora_scale = self.scale(self.rows)
+        module.lora_drop = Dropout(self.dropout) if self.dropout and form is not EmbeddingLowRank else nn.Identity()
+        module.__class__ = type(f"Adapted{kind.__name__}", (form, kind), {"__module__": __name__})
+
+    def _adapt_parts(self, module: Any, name: str, sizes: Mapping[str, int]) -> None:
+        """Add factors for the parts of `fused`. sizes: part -> its outputs, of all parts."""
+        form, kind = FusedTransposed if form_of(module, name).transposed else Fused, type(module)
+        outputs, inputs = module.weight.shape[::-1] if form.transposed else module.weight.shape
+        if sum(sizes.values()) != outputs:
+            raise ValueError(
+                f"fused: {name} must have {sum(sizes.values())} outputs, got {outputs}; give fused: whole, or leave it "
+                "out"
+            )
+        end, parts = 0, list[str]()
+        for part, size in sizes.items():
+            begin, end = end, end + size
+            if part in self.fused:
+                made = Part((begin, end))
+                shapes = (size, inputs), (self.rows, inputs), (size, self.rows)
+                self._add_factors(made, f"{name}.{part}", module.weight, *shapes)
+                made.lora_drop = Dropout(self.dropout) if self.dropout else nn.Identity()
+                module.add_module(part, made)
+                parts.append(part)
+        module.lora_scale, module.parts, module.outputs = self.scale(self.rows), tuple(parts), outputs
+        module.__class__ = type(f"Adapted{kind.__name__}", (form, kind), {"__module__": __name__})
+
+    def _add_factors(
+        self, to: Any, name: str, weight: Tensor, shape: Sequence[int], a: tuple[int, ...], b: tuple[int, ...]
+    ) -> None:
+        """Add factors A and B of these shapes. name, shape: of the weight or the part that they change; weight: for the
+        type and the device. Raises ValueError if the rank is too large for it."""
         most = min(b[0], math.prod(a[1:]))
         if self.rows > most:
-            sizes, key = " x ".join(map(str, module.weight.shape)), "ranks" if self.ranks else "rank"
+            sizes, key = " x ".join(map(str, shape)), "ranks" if self.ranks else "rank"
             raise ValueError(
                 f"{key}: 1 <= rank <= {most} must hold for {name} ({sizes}), got {self.rows}; lower {key}, or leave "
                 "the module out"
             )
         for factor, shape in (("lora_a", a), ("lora_b", b)):
-            made = torch.zeros(shape, dtype=module.weight.dtype, device=module.weight.device)
-            module.register_parameter(factor, nn.Parameter(made))
-        module.lora_scale = self.scale(self.rows)
-        module.lora_drop = Dropout(self.dropout) if self.dropout and form is not EmbeddingLowRank else nn.Identity()
-        module.__class__ = type(f"Adapted{kind.__name__}", (form, kind), {"__module__": __name__})
+            made = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+            to.register_parameter(factor, nn.Parameter(made))
 
     def initial(self, network: nn.Module, seed: int) -> dict[str, Tensor]:
         if self.factors is not None:
@@ -268,10 +347,12 @@ class Lora(Adapter):
         places, found = parameters_of(network), list[Pair]()
         name_of = {id(value): name for name, (value, _) in places.items()}
         for name, module in adapted_in(network).items():
-            prefix, weight = f"{name}." if name else "", name_of[id(module.weight)]
+            owner: Any = network.get_submodule(name.rpartition(".")[0]) if isinstance(module, Part) else module
+            prefix, weight = f"{name}." if name else "", name_of[id(owner.weight)]
             drawn = "b" if isinstance(module, EmbeddingLowRank) else "a"
             names, tied = (weight, f"{prefix}lora_a", f"{prefix}lora_b"), len(places[weight][1]) > 1
-            found.append(Pair(*names, module.lora_scale, module.transposed, drawn, tied, self.of_clients))
+            rows = module.rows if isinstance(module, Part) else None
+            found.append(Pair(*names, owner.lora_scale, owner.transposed, drawn, tied, self.of_clients, rows))
         return tuple(found)
 
     def merged(self, network: nn.Module, p: Params) -> dict[str, Tensor]:

@@ -31,14 +31,25 @@ def names_of(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
             yield f"{own}lora_{factor}", theirs + there
 
 
+def check_whole(modules: Mapping[str, nn.Module]) -> None:
+    """Raise ValueError for factors of a part of a weight: peft has them for whole weights alone."""
+    for name, module in modules.items():
+        if not hasattr(module, "weight"):
+            raise ValueError(
+                f"peft's adapters have factors of whole weights, got those of the part {name}; give fused: whole, or "
+                "export the merged model"
+            )
+
+
 def written(
     settings: Any, network: nn.Module, modules: Mapping[str, nn.Module], p: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """The content of the two files: CONFIG -> a mapping, TENSORS -> name -> tensor.
 
     settings: a `Lora`. network: with its adapters; modules: those that are adapted. p: all tensors of the network.
-    Raises ValueError for a network with running statistics, which no adapter of peft has.
+    Raises ValueError for a network with running statistics, or factors of parts, which no adapter of peft has.
     """
+    check_whole(modules)
     if found := statistics(network):
         raise ValueError(f"peft's adapters have no running statistics, got {found[0][0]}; export the merged model")
     names = dict(names_of(modules))
@@ -69,6 +80,7 @@ def read(folder: Path, settings: Any, network: nn.Module, modules: Mapping[str, 
     settings, network, modules: as for `written`. Raises ValueError for an adapter with another scale or of another
     kind, with other factors than the modules have, or with parameters that are not trained.
     """
+    check_whole(modules)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
