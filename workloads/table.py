@@ -28,6 +28,10 @@ WORKLOADS = {
     "characters": Entry(
         _HERE + "data.characters:Characters", "your own texts as characters: predict the next one, for language models"
     ),
+    "roles": Entry(
+        _HERE + "data.roles:Roles",
+        "the lines of Shakespeare's roles, by role: predict the next token; shakespeare_roles.parquet in data_root",
+    ),
     "causal_lm": Entry(
         _HERE + "data.language:CausalLm",
         "your own texts as tokens of any tokeniser: predict the next one, for language models",

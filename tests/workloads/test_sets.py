@@ -158,10 +158,10 @@ def small(name: str) -> dict[str, Any]:
     return {"name": name, **{k: v for k, v in usual.items() if k in parameters}, **SMALL.get(name, {})}
 
 
-OWN_FILES = ("table", "characters", "causal_lm", "instruct", "text_classes")
+OWN_FILES = ("table", "characters", "causal_lm", "roles", "instruct", "text_classes")
 OWN_ROWS = [name for name in WORKLOADS if name not in OWN_FILES]
 """The workloads that have rows by themselves or stand-ins. Those of a user's table are in test_forms.py, and those of a
-user's text in test_language.py."""
+user's text in test_language.py, and those of roles in test_roles.py."""
 
 
 @pytest.mark.parametrize("name", OWN_ROWS)

@@ -134,6 +134,11 @@ class TextTable(Classification):
     def texts(self, record: Record) -> list[str]:
         """The texts of a record from which byte pairs are learnt."""
 
+    @property
+    def selection(self) -> str:
+        """What the records depend on besides the file, "" for nothing."""
+        return ""
+
     # --- tokens and network ---------------------------------------------------------------------------------------
     @property
     def folder(self) -> Path | None:
@@ -148,6 +153,7 @@ class TextTable(Classification):
         if self.tokens != "bpe":
             return tokenisers.Characters()
         settings = f"{type(self).__name__} {self.columns} {self.split_column} {self.test_fraction} {self.client}"
+        settings += f" {self.selection}" if self.selection else ""
         return tokenisers.byte_pairs(self.vocabulary, self._training_texts, digest([self.file], settings))
 
     def _training_texts(self) -> list[str]:
