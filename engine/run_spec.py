@@ -21,6 +21,7 @@ from ..algorithms.contract import Adaptation, Algorithm, Deferred, RunContext
 from ..algorithms.local import Rule
 from ..algorithms.parts.turns import Turns
 from ..algorithms.tree import Layout, Tree
+from ..workloads.models.stored import StoredTensors
 from ..workloads.workload import Split, Workload
 from .accelerators.settings import applied
 from .aggregation.stage_plan import StagePlan
@@ -650,6 +651,9 @@ class RunSpec:
     def frozen(self) -> dict[str, Tensor]:
         """The frozen tensors of the model in the run's dtype, on the processor. They are constants of the run, of which
         no round, row, message or checkpoint has a copy."""
+        if (stored := self._stored_frozen) is not None:
+            with building_model(self.experiment.workload):
+                return dict(stored)
         with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
             tensors = self.workload.frozen(self.experiment.seed)
             if names := self.kept_apart.frozen:
@@ -662,18 +666,38 @@ class RunSpec:
                 if name not in self.held
             }
 
+    @property
+    def frozen_one_by_one(self) -> Mapping[str, Tensor]:
+        """The same. Those that are in files are read when they are asked for, unless all are in memory already."""
+        built = self.built.get(vars(RunSpec)["frozen"].build, (None, None))[0] is self.experiment
+        stored = None if built else self._stored_frozen
+        return self.frozen if stored is None else stored
+
+    @property
+    def _stored_frozen(self) -> StoredTensors | None:
+        """The frozen tensors where all of them are in files of the workload, as these have them; None otherwise."""
+        if self.given_model is not None or self.kept_apart.frozen or self.workload.outline is None:
+            return None
+        with plugin_errors("workload", settings=self.experiment.workload):
+            tensors = self.workload.frozen(self.experiment.seed)
+        if not isinstance(tensors, StoredTensors):
+            return None
+        return tensors.some(tuple(name for name in tensors if name not in self.held)).to(self.dtype)
+
     @built_once
     def frozen_facts(self) -> dict[str, Any]:
         """What the record of a run says of its frozen tensors: their names, how many numbers and bytes they are, and
         the digest of their names, types, shapes and numbers. {} without frozen tensors."""
-        if not self.frozen:
+        frozen = self.frozen_one_by_one
+        if not frozen:
             return {}
+        sizes = [(value.numel(), value.element_size()) for value in frozen.values()]
         return {
-            "tensors": list(self.frozen),
-            "numbers": sum(value.numel() for value in self.frozen.values()),
-            "bytes": sum(value.numel() * value.element_size() for value in self.frozen.values()),
+            "tensors": list(frozen),
+            "numbers": sum(count for count, _ in sizes),
+            "bytes": sum(count * size for count, size in sizes),
             "dtype": self.experiment.engine.dtype,
-            "sha256": sha256_of_tensors(self.frozen),
+            "sha256": sha256_of_tensors(frozen),
         }
 
     @property

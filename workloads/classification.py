@@ -20,6 +20,7 @@ from .client_index import check_index
 from .drawing import initial
 from .models.convert import Converted, convert
 from .models.functional import KeyedFunctions
+from .models.stored import StoredTensors
 from .objectives import Classes, Objective
 from .pair import Pair
 from .stateless import NETWORK, Stateless, buffers_of, parameters_of
@@ -199,17 +200,33 @@ class Classification(Workload):
         names = [name for name in parameters_of(self.outline) if name not in self.frozen_names]
         if not self.buffers and {*names} <= {*added}:
             return {name: added[name] for name in names}
+        rest = tuple(name for name in names if name not in added)
+        if not self.buffers and (stored := self._stored(rest)) is not None:
+            return {name: added[name] if name in added else stored[name] for name in names}
         module = initial(self.build_converted, seed)
         parameters = parameters_of(module)
         trained = {name: added[name] if name in added else parameters[name][0] for name in names}
         buffers = {name: module.get_buffer(name) for name in self.buffers}
         return {name: value.detach().clone() for name, value in {**trained, **buffers}.items()}
 
-    def frozen(self, seed: int) -> dict[str, Tensor]:
+    def frozen(self, seed: int) -> Mapping[str, Tensor]:
         if not self.frozen_names:
             return {}
+        if (stored := self._stored(self.frozen_names)) is not None:
+            return stored
         parameters = parameters_of(initial(self.build_converted, seed))
         return {name: parameters[name][0].detach().clone() for name in self.frozen_names}
+
+    def stored(self) -> StoredTensors | None:
+        """See `Model.stored`."""
+        return self.model.stored(self.shape, self.classes) if type(self).build is Classification.build else None
+
+    def _stored(self, names: tuple[str, ...]) -> StoredTensors | None:
+        """These parameters, where all of them are in files, and the adapter changes none."""
+        if not names or (self.adapter is not None and not self.adapter.keeps_weights):
+            return None
+        stored = self.stored()
+        return None if stored is None or not {*names} <= {*stored} else stored.some(names)
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings without the modules: `network` keeps the tensors of its last call, and those of a vectorised

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from .client_index import ClientIndex
 from .files.cells import check_finite
+from .models.stored import StoredTensors
 from .pair import Pair
 
 PASS_OVER: ContextVar[bool] = ContextVar("PASS_OVER", default=False)
@@ -130,12 +131,20 @@ class Model(ABC):
     of_package: bool = False
     """See `Workload.of_package`."""
 
+    def stored(self, shape: tuple[int, ...], classes: int) -> StoredTensors | None:
+        """The parameters of `build(shape, classes)` that are in files, by name, each read when it is asked for: so a
+        large network is never twice in memory. None where `build` has to make them."""
+        return None
+
 
 class Adapter(ABC):
     """A recipe for what is trained beside the frozen tensors of a network. A subclass is a frozen dataclass of settings
     and holds no tensors."""
 
     table: ClassVar[str] = "ADAPTERS"
+
+    keeps_weights: bool = False
+    """Whether `adapt` leaves the numbers of the network's parameters as they are."""
 
     @abstractmethod
     def adapt(self, network: nn.Module) -> None:

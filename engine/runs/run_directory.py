@@ -128,8 +128,8 @@ class RunDirectory(Observer):
             write_lineage(self.path, self.lineage)
         if run_spec.given_model is not None and not run_spec.resume:
             save_model(run_spec.given_model, cleared(self.path / INITIAL))
-        self.run_id, self.frozen = run_spec.run_id, tuple(run_spec.frozen)
-        if run_spec.frozen and not run_spec.resume:
+        self.run_id, self.frozen = run_spec.run_id, tuple(run_spec.frozen_one_by_one)
+        if self.frozen and not run_spec.resume:
             write(self.path / FROZEN, json_of_frozen(run_spec))
         self._log(f"run {run_spec.run_id} {'resumes' if run_spec.resume else 'begins'}")
         if self.complete:

@@ -38,7 +38,8 @@ def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
     from torch import uint8
 
     def pieces() -> Iterable[bytes | memoryview]:
-        for name, tensor in sorted(tensors.items()):
+        for name in sorted(tensors):
+            tensor = tensors[name]
             yield f"{name}\0{tensor.dtype} {tuple(tensor.shape)}\0".encode()
             yield tensor.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().tobytes()
 

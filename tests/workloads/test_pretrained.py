@@ -53,6 +53,8 @@ DECODERS = {
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
     "gpt_neo": {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 2},
 }
+RENAMED = {"gpt_neox"}
+"""Families whose files have other names than the network."""
 ENCODERS = ["bert", "roberta", "distilbert"]
 
 
@@ -132,6 +134,13 @@ def test_decoders(family, tmp_path):
         torch.testing.assert_close(apart[:, 3:8], Stateless(network)(p, x[0][:, 3:8]), rtol=1e-4, atol=1e-5)
     checked_in_blocks(network, p, planes(x))
     checked_in_blocks(network, p, x)
+    stored = Pretrained(str(folder)).stored((10,), 31)
+    if family in RENAMED:
+        assert stored is None
+    else:
+        assert stored is not None
+        assert [*stored] == [*p]
+        assert all(torch.equal(stored[name], value) for name, value in p.items())
 
 
 @pytest.mark.long
@@ -314,6 +323,49 @@ def test_folders_that_do_not_fit(tmp_path):
         save_file(changed, folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(ValueError, match=rf"has {what}, and LlamaForCausalLM is built from it"):
             Pretrained(str(folder)).build((8,), 31)
+
+
+@pytest.mark.long
+def test_headers_alone_tell_what_is_missing(tmp_path):
+    """Before any number is read: the file is cut behind its header."""
+    from safetensors.torch import load_file, save_file
+
+    folder = saved(tmp_path, "llama")
+    tensors, model = load_file(folder / "model.safetensors"), Pretrained(str(folder))
+
+    def outline():
+        with torch.device("meta"):
+            return model.build((8,), 31)
+
+    outline()
+    missing = {name: value for name, value in tensors.items() if not name.endswith("1.mlp.down_proj.weight")}
+    for changed, what in (
+        (missing, "no model.layers.1.mlp.down_proj.weight"),
+        ({**tensors, "model.norm.weight": torch.zeros(2)}, "another shape of model.norm.weight"),
+    ):
+        save_file(changed, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=rf"has {what}, and LlamaForCausalLM is built from it"):
+            outline()
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"model.safetensors must be a whole file, got a truncated or different one"):
+        outline()
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    with pytest.raises(ValueError, match=r"must have model.safetensors or a readable model.safetensors.index.json"):
+        outline()
+
+
+@pytest.mark.long
+def test_files_of_parts_are_read_by_their_index(tmp_path):
+    folder = saved(tmp_path / "whole", "llama")
+    auto = transformers().AutoModelForCausalLM
+    auto.from_pretrained(folder).save_pretrained(tmp_path / "parts", max_shard_size="4KB")
+    assert len([*(tmp_path / "parts").glob("*.safetensors")]) > 2
+    one, parts = (Pretrained(str(tmp_path / name)).stored((8,), 31) for name in ("whole", "parts"))
+    assert one is not None
+    assert parts is not None
+    assert [*one] == [*parts]
+    assert all(torch.equal(one[name], parts[name]) for name in one)
 
 
 @pytest.mark.long

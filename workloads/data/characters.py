@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..classification import Classification
 from ..files.roots import damaged
@@ -160,9 +160,6 @@ class Characters(Classification):
         held_out = np.arange(len(names)) >= len(train)
         rows = {"client": client_numbers(names), HELD_OUT: held_out}
         return {**labelled(np.concatenate([train, test])), **rows}, of_test
-
-    def build(self) -> nn.Module:
-        return self.model.build(self.shape, TOKENS)
 
     def targets(self, columns: Columns) -> np.ndarray:
         return np.full(len(columns["label"]), self.length)

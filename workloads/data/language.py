@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..classification import Classification
 from ..files.cache import digest
@@ -252,9 +252,6 @@ class Language(TextTable):
     @property
     def objective(self) -> CountedTokens:
         return CountedTokens(self.classes)
-
-    def build(self) -> nn.Module:
-        return self.model.build(self.shape, self.classes)
 
     # --- means ----------------------------------------------------------------------------------------------------
     def row_weights(self, batch: Batch) -> Tensor:

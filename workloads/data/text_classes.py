@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from ..models.pretrained import Pretrained
+from ..models.stored import StoredTensors
 from ..objectives import Classes
 from ..partitions.natural import client_numbers
 from ..workload import HELD_OUT, Columns
@@ -57,9 +58,17 @@ class TextClasses(TextTable):
             )
         super().check()
 
-    def build(self) -> nn.Module:
+    @property
+    def with_head(self) -> Pretrained:
+        """The model with a head for classes."""
         assert isinstance(self.model, Pretrained)  # otherwise `check` refuses it
-        return replace(self.model, head="classify").build(self.shape, self.classes)
+        return replace(self.model, head="classify")
+
+    def build(self) -> nn.Module:
+        return self.with_head.build(self.shape, self.classes)
+
+    def stored(self) -> StoredTensors | None:
+        return self.with_head.stored(self.shape, self.classes)
 
     def texts(self, record: Record) -> list[str]:
         return [str(record[self.text] or "")]

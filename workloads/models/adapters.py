@@ -247,6 +247,10 @@ class Lora(Adapter):
         """The ranks and scales of clients; None where all have the same."""
         return Ranks(self.ranks, tuple(self.scale(rank) for rank in self.ranks)) if self.ranks else None
 
+    @property
+    def keeps_weights(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.weights is None
+
     def files(self) -> Mapping[str, Path]:
         found = {} if self.weights is None else {"frozen weights": Path(self.weights).expanduser()}
         return found if self.factors is None else {**found, "factors": Path(self.factors).expanduser() / TENSORS}

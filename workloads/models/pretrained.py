@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..files.cache import first_line
 from ..stateless import parameters_of
 from ..workload import WITHOUT_WEIGHTS, Model
+from .stored import Place, StoredTensors, headers
 
 CONFIG = "config.json"
 SHOWN = 4
@@ -41,6 +42,11 @@ def transformers() -> Any:
     except ModuleNotFoundError as error:
         raise ValueError('pretrained needs the package transformers; run: pip install "fedfleet[text]"') from error
     return transformers
+
+
+def few(names: Sequence[str]) -> str:
+    """Names for a message."""
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
 
 
 @contextmanager
@@ -185,6 +191,8 @@ class Pretrained(Model):
         self.check(config, shape[-1], classes)
         if WITHOUT_WEIGHTS.get() or torch.get_default_device().type == "meta":
             network = self.without_numbers(kind, config)
+            if not WITHOUT_WEIGHTS.get():
+                self.check_headers(network, kind.__name__)
         else:
             network = self.loaded(kind, config)
         self.check_padding(network, shape[-1])
@@ -254,6 +262,49 @@ class Pretrained(Model):
         network.tie_weights()
         return network
 
+    def stored(self, shape: tuple[int, ...], classes: int) -> StoredTensors | None:
+        """The parameters that are in the files under the network's own names; None where transformers has others for
+        some, for it then makes its tensors of those of the files."""
+        kind, config = self.kind_and_config(classes)
+        with torch.device("meta"):
+            network = self.without_numbers(kind, config)
+        there = headers(self.path)
+        found, missing, more = self.places(network, there)
+        # The type in which transformers reads a model, before the run converts it to its own.
+        own = getattr(config, "dtype", None)
+        return None if missing or more else StoredTensors(found, () if own is None else (own,))
+
+    def places(self, network: Any, there: Mapping[str, Place]) -> tuple[dict[str, Place], list[str], list[str]]:
+        """(parameter -> where it is, the parameters that are not there, the tensors that are no parameter). A tied one
+        may be there under any of its names. A head for classes may be missing, and another head be there."""
+        tied: dict[int, list[str]] = {}
+        for name, value in network.named_parameters(remove_duplicate=False):
+            tied.setdefault(id(value), []).append(name)
+        body = f"{network.base_model_prefix}."
+        known = {name for names in tied.values() for name in names} | {name for name, _ in network.named_buffers()}
+        known |= {name.removeprefix(body) for name in known}
+        counted = (lambda name: name.startswith(body)) if self.head == "classify" else (lambda name: True)
+        found: dict[str, Place] = {}
+        missing: list[str] = []
+        for names in tied.values():
+            own = [name for name in (*names, *(each.removeprefix(body) for each in names)) if name in there]
+            if own and there[own[0]].shape == tuple(network.get_parameter(names[0]).shape):
+                found[names[0]] = there[own[0]]
+            elif counted(names[0]):
+                missing.append(own[0] if own else names[0])
+        return found, missing, [name for name in there if name not in known and counted(name)]
+
+    def check_headers(self, network: Any, kind: str) -> None:
+        """Raise ValueError where the headers of the files show that they are those of another network: a tensor has
+        another shape, or is missing, and there is none that transformers could make it of."""
+        there = headers(self.path)
+        found, missing, _ = self.places(network, there)
+        more = {*there.values()} - {*found.values()}
+        unfit = [name for name in missing if name in there]
+        for names, what in ((unfit, "another shape of"), ([] if more else missing, "no")):
+            if names:
+                raise ValueError(f"folder: {self.path} has {what} {few(names)}, and {kind} is built from it")
+
     def loaded(self, kind: Any, config: Any) -> Any:
         """The network with the numbers of the files; a head that they do not have is drawn. Raises ValueError if they
         are not those of the network."""
@@ -278,8 +329,7 @@ class Pretrained(Model):
         more = sorted(name for name in found["unexpected_keys"] if not of_head(name))
         for names, what in ((missing, "no"), (unfit, "another shape of"), (more, "besides what it needs")):
             if names:
-                shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
-                raise ValueError(f"folder: {self.path} has {what} {shown}, and {kind.__name__} is built from it")
+                raise ValueError(f"folder: {self.path} has {what} {few(names)}, and {kind.__name__} is built from it")
         return network.train()
 
     def choose_trained(self, network: nn.Module) -> None:

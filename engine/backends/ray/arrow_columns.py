@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import ray
 import torch
 from torch import Tensor
 
@@ -58,11 +60,14 @@ def read_only(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Frozen tensors as arrays, which Ray puts into its object store without pickling their numbers."""
-    return {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+def put(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """name -> the reference to each frozen tensor in Ray's object store, where one copy serves all processes of a node.
+    No more than one of them is in the memory of this process at a time, if `tensors` reads each when it is asked for.
+    """
+    return {name: ray.put(tensors[name].contiguous().numpy()) for name in tensors}
 
 
-def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """The inverse. The tensors lie in the object store: one copy of them serves all processes of a node."""
-    return {name: read_only(array) for name, array in arrays.items()}
+def shared(references: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of `put`, in the memory of the object store."""
+    arrays: Any = ray.get(list(references.values()))
+    return {name: read_only(array) for name, array in zip(references, arrays, strict=True)}

@@ -36,7 +36,7 @@ from ...state.row_table import RowTable
 from ...stopping import on_signal
 from ...storage.lock import driver_lock
 from ...workload.split import unused_rows
-from .arrow_columns import from_arrays, to_arrays, to_arrow
+from .arrow_columns import put, shared, to_arrow
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics
 from .placement import await_bundles, check_bundles, cluster, leave_all_of, on_node, take
@@ -133,8 +133,9 @@ class DriverProcess:
 
         No copy of them stays in this process. The lines are about the execution plan and about unused rows.
         """
-        frozen: Any = ray.put(to_arrays(self.run_spec.frozen))
-        self.run_spec = self.run_spec.with_frozen(from_arrays(ray.get(frozen)))
+        frozen = put(self.run_spec.frozen_one_by_one)
+        self.run_spec.forget_frozen()
+        self.run_spec = self.run_spec.with_frozen(shared(frozen))
         split = checked_split(self.run_spec, say=self.events.append)
         if self.run_spec.experiment.engine.address and asks_for_kernels(self.run_spec, split):
             self.run_spec = self.run_spec.with_missing_kernels(tuple(lacking_kernels(self.run_spec, self._check)))

@@ -31,7 +31,7 @@ from ...rounds.pool import Call, Failure, failure_of
 from ...run_spec import RunSpec
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ...stopping import on_signal
-from .arrow_columns import from_arrays, from_arrow
+from .arrow_columns import from_arrow, shared
 from .shared_sums import OwnFiles, Places
 
 SIGNS = "signs"
@@ -103,11 +103,11 @@ class WorkerProcess(Worker):
         train: Any,
         test: Any,
         client_index: ClientIndex,
-        frozen: dict[str, np.ndarray],
+        frozen: dict[str, Any],
         files: StateFiles,
         number: int,
     ) -> None:
-        """frozen: the frozen tensors of the model, in the object store. number: of the worker, for messages."""
+        """frozen: references to the frozen tensors of the model, in the object store. number: of the worker, for messages."""
         on_signal()  # what is to end is decided by the driver
         keep_freed_memory()
         self.number, self.beats, self.unfit = number, 0, ""
@@ -133,9 +133,9 @@ class WorkerProcess(Worker):
         return Started(self.node, os.getpid(), self.stack.name, self.sum_files.files)
 
     def _prepare(
-        self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, frozen: dict[str, np.ndarray]
+        self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, frozen: dict[str, Any]
     ) -> None:
-        run_spec = run_spec.with_frozen(from_arrays(frozen))
+        run_spec = run_spec.with_frozen(shared(frozen))
         settings.apply(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
         bound_memory(run_spec.device, run_spec.experiment.engine.gpus)
         # Batches of training rows are gathered; those of test rows are views, in which a network might write.
