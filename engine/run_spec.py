@@ -21,8 +21,7 @@ from ..algorithms.contract import Adaptation, Algorithm, Deferred, RunContext
 from ..algorithms.local import Rule
 from ..algorithms.parts.turns import Turns
 from ..algorithms.tree import Layout, Tree
-from ..workloads.models.stored import StoredTensors
-from ..workloads.workload import Split, Workload
+from ..workloads.workload import Split, StoredTensors, Workload
 from .accelerators.settings import applied
 from .aggregation.stage_plan import StagePlan
 from .cohorts.samplers import CountedSampler, Sampler
