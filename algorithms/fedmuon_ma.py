@@ -21,7 +21,8 @@ as in Algorithm 1. Which Newton-Schulz coefficients are used is not said there, 
 
 parameter_free sets lr = N^(1/4) / T^(3/4), of matrices and of vectors, and beta = N^(1/2) / T^(1/2) (Corollary 5.2). T
 is the run's number of local iterations, rounds times steps, and N the number of clients that take part, the cohort;
-`local_steps` is the corollary's K, for federation.local.steps.
+`local_steps` is the corollary's K, for federation.local.steps. Corollaries 5.4 and 5.8 have the same sizes, written as
+functions of the accuracy that T iterations reach.
 
 Departures:
 - The first round takes K - 1 steps and not K, since line 1 uses up its first batch.
