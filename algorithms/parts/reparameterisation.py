@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +35,8 @@ from .factors import Form, Shapes
 from .matrices import Sized, real_ratio
 
 Draw = Literal["uniform", "fan_in", "fan_out"]
+MOST_FACTORS = 128
+"""The number of random factors that are kept: those of the last round or two."""
 
 
 class Pull(torch.autograd.Function):
@@ -159,15 +162,16 @@ class Factored:
 
     def _drawn(self, factor: str, shape: tuple[int, ...], place: tuple[int, int], like: Tensor) -> Tensor:
         """One random factor; `place`: the number of the draw and the position of the weight in the model."""
-        key = counted.key(self.seed, "factors", *place, factor).to(like.device)
-        if self.draw == "uniform":
-            values = (2 * counted.uniform(key, prod(shape)) - 1) * self.spread
-        else:
+        if like.device.type == "meta":  # it has a shape and no numbers
+            return like.new_empty(shape)
+        scale = self.spread
+        if self.draw != "uniform":
             name = self.layout.names[place[1]]
             sized = next(s for s in self.sized if s.weight.name == name)
             fan = self.form.fans(factor, sized.weight, sized.size)[self.draw == "fan_out"]
-            values = counted.normal(key, prod(shape)) * (2 / fan) ** 0.5
-        return values.to(like.dtype).view(shape)
+            scale = (2 / fan) ** 0.5
+        key_parts = (self.seed, "factors", *place, factor)
+        return random_factor(key_parts, shape, self.draw == "uniform", scale, like.dtype).to(like.device)
 
     def weights(self, z: Tree, fixed: dict[str, Tensor]) -> dict[str, Tensor]:
         """The compressed weights, or the updates of them, by name."""
@@ -188,6 +192,22 @@ class Factored:
     @property
     def report(self) -> Report:
         return Report(self.sized, [self.form.text(s.size) for s in self.sized], real_ratio(self.layout, self.sized))
+
+
+@lru_cache(MOST_FACTORS)
+@torch.inference_mode(False)
+def random_factor(
+    key_parts: tuple[int | str, ...], shape: tuple[int, ...], uniform: bool, scale: float, dtype: torch.dtype
+) -> Tensor:
+    """A factor of this shape, in the processor's memory: uniform in U(-scale, scale), or normal with this standard
+    deviation. key_parts: of `counted.key`.
+
+    Every party draws the same factors: the clients of a round, the server's step and the model that is evaluated. In
+    one process they share them. Nothing writes to them.
+    """
+    key = counted.key(*key_parts)
+    draws = 2 * counted.uniform(key, prod(shape)) - 1 if uniform else counted.normal(key, prod(shape))
+    return (draws * scale).to(dtype).view(shape)
 
 
 def refuse_states(method: LocalMethod, why: str, server: bool = False) -> None:
