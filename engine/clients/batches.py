@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ...workloads import counted
 from ...workloads.client_index import ClientIndex
@@ -184,11 +185,58 @@ class TaskBatches(NamedTuple):
     def at(self, place: tuple[Any, Any]) -> dict[str, Tensor]:
         """n batches of B rows, short ones padded: columns (n, B, …), "key" (n,), and "weight" (n, B) if there are short
         batches. place: the index of these n batches, by client and step."""
-        rows = self.rows[place]
-        batch = self.gather(self.columns, rows.reshape(-1))
-        batch = {name: column.view(*rows.shape, *column.shape[1:]) for name, column in batch.items()}
-        batch["key"] = self.keys[place]
-        return batch if self.weight is None else {**batch, "weight": self.weight[place]}
+        weight = () if self.weight is None else self.weight[place]
+        return Places(self.rows[place], self.keys[place], weight).batches(self.columns, self.gather)
+
+
+LEAST_ROOM = 8
+"""The least number of local steps that have places in a recording."""
+
+
+class Places(NamedTuple):
+    """Where the batches of some clients are. The axes in the middle, of local steps, may be missing."""
+
+    rows: Tensor  # (c, K, B) int64, rows of the columns
+    keys: Tensor  # (c, K) int64
+    weight: Any  # (c, K, B), or () if no batch is short
+
+    def batches(self, columns: Mapping[str, Tensor], gather: Gather = gathered) -> dict[str, Tensor]:
+        """These batches: columns (c, K, B, …), "key" (c, K), and "weight" (c, K, B) if there are short ones."""
+        batch = gather(columns, self.rows.reshape(-1))
+        batch = {name: column.view(*self.rows.shape, *column.shape[1:]) for name, column in batch.items()}
+        batch["key"] = self.keys
+        return batch if isinstance(self.weight, tuple) else {**batch, "weight": self.weight}
+
+    def of_step(self, k: Tensor) -> Places:
+        """Those of local step k, () int64 on the device, which the processor does not ask for."""
+        return Places(*pytree.tree_map(lambda each: each.index_select(1, k.view(1)).squeeze(1), tuple(self)))
+
+
+@dataclass(frozen=True)
+class BlockBatches:
+    """The batches of a block of a task's clients. batches: those of the task, in the form of the block. block: the
+    positions of its clients in the task. beat: gives a sign of life when a local step begins."""
+
+    batches: TaskBatches
+    block: slice
+    beat: Callable[[], None] = lambda: None
+
+    def __call__(self, k: int) -> dict[str, Tensor]:
+        """The batches of local step k: columns (c, B, …), "key" (c,), and "weight" (c, B) if some are short."""
+        return self.batches.at((self.block, k))
+
+    def places(self) -> Places:
+        """Where the batches of all local steps are. There is room for more steps, up to LEAST_ROOM or a power of two,
+        so that blocks of clients with about as many steps have places of one shape."""
+        steps = int(self.batches.drawn.steps[self.block].max())
+        room = max(LEAST_ROOM, 1 << (steps - 1).bit_length())
+
+        def of_block(tensor: Tensor) -> Tensor:
+            own = tensor[self.block, :steps]
+            return own if steps == room else torch.cat([own, own[:, :1].expand(-1, room - steps, *own.shape[2:])], 1)
+
+        weight = () if self.batches.weight is None else of_block(self.batches.weight)
+        return Places(of_block(self.batches.rows), of_block(self.batches.keys), weight)
 
 
 @dataclass(frozen=True)

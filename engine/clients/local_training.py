@@ -7,7 +7,7 @@ runs it for one client, or for a block of clients at once under `torch.func.vmap
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -29,11 +29,11 @@ from ..kernels.vectorised import vectorised
 from ..method_form.numbers import Path, form, identity, numbers
 from ..method_form.state_spec import StateSpec
 from ..storage.sha256 import sha256_of_tensors
-from .batches import ClientBatches
+from .batches import BlockBatches, ClientBatches
 
-BlockBatches = Callable[[int], dict[str, Tensor]]
+BatchesOfStep = Callable[[int], dict[str, Tensor]]
 """Local step -> the batches of a block of clients: columns (c, B, …), "key" (c,), and "weight" (c, B) if some batches
-are short."""
+are short. Where steps are recorded, it is a `BlockBatches`."""
 GATHERED_STEPS = 32
 """The largest number of local steps whose batches are gathered at once. It limits the memory that they take, and the
 time without a sign of life."""
@@ -239,14 +239,16 @@ class LocalTrainer:
         with_rms: bool = False,
         frozen: Params | None = None,
         at_once: int | None = None,
+        columns: Mapping[str, Tensor] | None = None,
     ) -> None:
         """x: the initial model, for its shapes and its device.
 
         precision: the dtype in which losses and their gradients are computed; None for the dtype of x. recorder: of a
         block's local steps; None to run each of them. with_rms: not with a chain. frozen: the frozen tensors of
         the model. at_once: the most examples of which a gradient is computed at once; None for all of a local step.
+        columns: from which the batches of blocks are gathered, where they stay on the device; else None.
         """
-        self.recorder, self.with_rms = recorder, with_rms
+        self.recorder, self.with_rms, self.columns = recorder, with_rms, columns
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.state_spec, self.device = StateSpec(algorithm, x), x.flat.device
         self.chain = kernels.chain(workload, x.layout)
@@ -373,7 +375,7 @@ class LocalTrainer:
         return LocalResult(message, client, loss, self.gradients, rms)
 
     # --- a block --------------------------------------------------------------------------------------------------
-    def train_block(self, public: Any, client: Any, steps: Tensor, batches: BlockBatches) -> LocalResult:
+    def train_block(self, public: Any, client: Any, steps: Tensor, batches: BatchesOfStep) -> LocalResult:
         """The local training of c clients at once, along the first axis of every leaf of `client`.
 
         public: the public state of all of them, or their OwnViews.
@@ -386,6 +388,7 @@ class LocalTrainer:
         shape = (len(steps), 3) if self.with_rms else (len(steps),)
         loss_sum = torch.zeros(shape, dtype=torch.float64, device=self.device)
         if self.recorder is not None:
+            assert isinstance(batches, BlockBatches)
             local, loss_sum = self._replay_steps((public, client, steps), (local, loss_sum), longest, batches)
         else:
             step = self._block_step(public)
@@ -438,21 +441,36 @@ class LocalTrainer:
         after, loss = select(active, (after, loss.to(loss_sum)), (before, loss_sum.new_zeros(())))
         return after, loss_sum + loss
 
+    def _recorded_with_gather(self, inputs: Any, local: Any) -> Any:
+        """The same, with the Places of all steps in the place of the step's batches, which are gathered first."""
+        *given, places, k = inputs
+        assert self.columns is not None
+        return self._recorded((*given, places.of_step(k).batches(self.columns), k), local)
+
     def _replay_steps(self, given: tuple[Any, ...], local: Any, longest: int, batches: BlockBatches) -> Any:
         """All local steps of a block, replayed if they can be recorded and are proven. given: (public state, client
         states, numbers of steps). All batches of a block have the same shapes. Returns (local states, sums of what
-        was kept)."""
+        was kept).
+
+        Where the columns stay on the device, a recording gathers the batches itself, so that the processor starts no
+        kernels but those of its number between two replays. Else every batch is copied to the recording.
+        """
         assert self.recorder is not None
-        inputs = (*given, batches(0), number(0, self.device))
-        recording = self.recorder.recording(self._recorded, inputs, local)
+        gathers = self.columns is not None
+        source = batches.places() if gathers else batches(0)
+        inputs = (*given, source, number(0, self.device, torch.int64))
+        step = self._recorded_with_gather if gathers else self._recorded
+        recording = self.recorder.recording(step, inputs, local)
         proves = recording is not None and self.recorder.is_to_be_proven(recording)
         if recording is None or proves or not self.recorder.can_use(recording):
             return self._proving_steps(given, local, longest, batches, recording if proves else None)
         copy_into(recording.inputs, inputs)
         copy_into(recording.local, local)
         for k in range(longest):
+            batches.beat()
             if k:
-                copy_into(recording.inputs[3], batches(k))
+                if not gathers:
+                    copy_into(recording.inputs[3], batches(k))
                 recording.inputs[4].fill_(k)
             recording.replay()
         return pytree.tree_map(torch.clone, recording.local)
@@ -463,9 +481,11 @@ class LocalTrainer:
         """All local steps of a block, one by one, and compared with the recording if there is one. The arguments and
         the result are those of `_replay_steps`."""
         assert self.recorder is not None
+        places = batches.places() if recording is not None and self.columns is not None else None
         for k in range(longest):
-            inputs = (*given, batches(k), number(k, self.device))
-            after = self._recorded(inputs, local)
+            batch, step = batches(k), number(k, self.device, torch.int64)
+            after = self._recorded((*given, batch, step), local)
+            inputs = (*given, batch if places is None else places, step)
             if recording is not None and not recording.gives(inputs, local, after):
                 before = ", and so perhaps did some before" if self.recorder.can_use(recording) else ""
                 self.recorder.refuse(f"a replay gave other bits than the step{before}")

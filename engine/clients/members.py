@@ -26,7 +26,7 @@ from ..method_form.numbers import Path, differing, identity, with_numbers
 from ..reduction.tree import TaskResult
 from .batches import BlockForm
 from .evaluation import ClientGroup, TestSlice
-from .local_training import Batch, BatchOracle, BlockBatches, Gradient, LocalResult, LocalTrainer
+from .local_training import Batch, BatchesOfStep, BatchOracle, Gradient, LocalResult, LocalTrainer
 from .worker import TaskUnderWay, Worker
 
 MOST_NUMBERS = 1 << 18
@@ -132,7 +132,7 @@ def _train_blocks(blocks: Sequence[BlockUnderWay], recent: Recent[MembersTrainer
         begin += count
 
 
-def joined_batches(blocks: Sequence[BlockUnderWay]) -> BlockBatches:
+def joined_batches(blocks: Sequence[BlockUnderWay]) -> BatchesOfStep:
     """Local step -> the batches of the clients of all blocks, as `LocalTrainer.train_block` takes them. A client that
     has no such step gets the batch of its block's last one. The blocks have one form."""
     form = BlockForm.of(blocks[0][0].batches.drawn, blocks[0][1])

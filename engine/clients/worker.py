@@ -40,7 +40,7 @@ from ..run_spec import RunSpec
 from ..state.resident_rows import ResidentRows
 from ..state.row_files import RowFiles, StateLayout
 from ..workload.layers import momenta_of
-from .batches import BlockForm, ClientBatches, Stream, TaskBatches, stream
+from .batches import BlockBatches, BlockForm, ClientBatches, Stream, TaskBatches, stream
 from .evaluation import (
     ClientGroup,
     EvaluationTask,
@@ -313,7 +313,7 @@ class Worker:
         public = under_way.public
         if under_way.trainer.algorithm.own_view:
             public = self._views(under_way, block, clients)
-        result = under_way.trainer.train_block(public, clients, steps, lambda k: batches.at((block, k)))
+        result = under_way.trainer.train_block(public, clients, steps, BlockBatches(batches, block, self.beat))
         self.put_block(under_way, block, result)
 
     def load_block(self, under_way: TaskUnderWay, block: slice) -> Any:
@@ -499,8 +499,9 @@ class Worker:
             workload, precision = self.run_spec.workload, self.run_spec.precision
             with_rms = self.with_rms and not warm_start
             at_once = self.run_spec.experiment.federation.local.at_once
+            kernels, columns = self.kernels, self.columns.resident
             trainer = LocalTrainer(
-                algorithm, workload, self.x, self.kernels, precision, recorder, with_rms, self.frozen, at_once
+                algorithm, workload, self.x, kernels, precision, recorder, with_rms, self.frozen, at_once, columns
             )
             while len(self.trainers) >= self.most_trainers:
                 self.trainers.pop(next(iter(self.trainers)))  # the oldest

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fedfleet.engine.api import run
 from fedfleet.engine.clients import local_training, worker
+from fedfleet.engine.clients.batches import BlockBatches, Places, Stream, TaskBatches, gathered
 from fedfleet.engine.kernels.cuda_graph import Graph
 from fedfleet.engine.kernels.recorded_step import MOST, PROVEN_ROUNDS, StepRecorder
 from fedfleet.engine.planning import autotune
@@ -168,6 +170,91 @@ def test_what_differs_long_after_the_proofs_is_found_and_told(recorders, replays
 def test_replays_take_the_place_of_steps_once_they_are_proven(recorders, replays):
     run(graphs("fedavg", plan={"cohort": 6}))
     assert replays() == [ROUNDS]
+
+
+class Started(TorchDispatchMode):
+    """`count`: the operations on tensors that are no views of others."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def record_apart(call: Any) -> Any:
+    """A recording whose replays are not counted, as they are one call on a device."""
+    replay = record_on_tape(call)
+
+    def alone() -> None:
+        with _disable_current_modes():
+            replay()
+
+    return alone
+
+
+def operations_of_a_block(steps: int, monkeypatch: pytest.MonkeyPatch, method: str = "fedavg") -> int:
+    """How many operations the processor starts for the local steps of a block of which replays are used."""
+    counts: list[int] = []
+    real = local_training.LocalTrainer._replay_steps
+
+    def counted(self: Any, *given: Any) -> Any:
+        with Started() as started:
+            result = real(self, *given)
+        counts.append(started.count)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Graph, "recorder", lambda self: StepRecorder(record_apart))
+        patch.setattr(local_training.LocalTrainer, "_replay_steps", counted)
+        run(graphs(method, plan={"cohort": 3, "local": {"steps": steps, "batch": 4}}))
+    assert counts[-1] == min(counts)  # those of the last round, in which replays are used
+    return counts[-1]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_between_two_replays_the_processor_starts_one_kernel(method, monkeypatch):
+    """It gives the recording the number of the step; the recording gathers the batches."""
+    three, seven = (operations_of_a_block(steps, monkeypatch, method) for steps in (3, 7))
+    assert seven - three == 7 - 3
+
+
+def test_batches_are_copied_where_columns_do_not_stay_on_the_device(recorders, replays, monkeypatch):
+    """The rows of a task are somewhere else in each task, where a recording would not find them."""
+    monkeypatch.setattr(worker, "row_budget", lambda device: 0)
+    same(run(graphs("scaffold")), run(few("scaffold", rounds=ROUNDS)))
+    assert replays() == [ROUNDS]
+    assert not any(recorder.refused for recorder in recorders)
+    inputs = [recording.inputs for recorder in recorders for recording in recorder.kept.values()]
+    assert all(isinstance(given[3], dict) for given in inputs)
+
+
+def test_batches_of_another_step_are_found(recorders, replays, monkeypatch):
+    """The proof covers what a recording gathers by itself."""
+    real = Places.of_step
+    monkeypatch.setattr(Places, "of_step", lambda self, k: real(self, torch.zeros_like(k)))
+    watch = Watch()
+    same(run(graphs("fedavg"), observers=[watch]), run(few("fedavg", rounds=ROUNDS)))
+    assert [text for text in watch.told if "replayed" in text] == [
+        "round 1: local steps run one by one, they cannot be replayed (a replay gave other bits than the step)"
+    ]
+    assert replays() == []
+
+
+def test_blocks_of_about_as_many_steps_have_places_of_one_shape():
+    """Clients with 1 to 8 steps are in blocks of all lengths, and batches have one shape."""
+    drawn = torch.arange(8 * 8 * 4).view(8, 8, 4)
+    steps, keys = torch.arange(1, 9), torch.arange(64).view(8, 8)
+    stream = Stream(drawn, None, steps, keys)
+    task = TaskBatches(stream, {}, drawn, keys, None, gathered)
+    shapes = {BlockBatches(task, slice(at, at + 1)).places().rows.shape for at in range(8)}
+    assert shapes == {(1, 8, 4)}
+    for at in range(8):
+        places = BlockBatches(task, slice(at, at + 1)).places()
+        for k in range(at + 1):
+            found = places.of_step(torch.tensor(k))
+            assert torch.equal(found.rows, drawn[at : at + 1, k])
+            assert torch.equal(found.keys, keys[at : at + 1, k])
 
 
 def test_a_step_is_compared_with_its_own_inputs_and_not_with_copies():
