@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from fedfleet.engine.api import run
 from fedfleet.engine.clients import local_training, worker
@@ -89,7 +89,7 @@ def test_replays_have_the_frozen_tensors(recorders):
 @dataclass(frozen=True)
 class Unrecordable(Few):
     def losses(self, p, batch):
-        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+        if _get_current_dispatch_mode() is not None:
             raise RuntimeError("operation not permitted when stream is capturing")
         return super().losses(p, batch)
 

@@ -27,7 +27,7 @@ from fedfleet.algorithms.parts.codecs import Signs, TopK, pack, pack_places, sha
 from fedfleet.algorithms.parts.compression import Budget, Compressed, Factoring
 from fedfleet.algorithms.parts.matrices import Sized, Weight, compressible, fit, real_ratio
 from fedfleet.algorithms.parts.products import Kronecker, LowRank
-from fedfleet.algorithms.parts.reparameterisation import Factored, Reparameterised, random_factor
+from fedfleet.algorithms.parts.reparameterisation import Factored, Reparameterised
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.tree import Layout, Tree
@@ -266,49 +266,6 @@ def test_draws_are_shared_and_differ_by_layer_and_turn():
     assert not torch.equal(a["W.fixed.u"], a["U.fixed.u"])  # of one shape
     assert not torch.equal(a["W.fixed.u"], a["W.fixed.v"][:3])
     assert all(value.abs().max() <= 0.5 for value in a.values())
-
-
-@pytest.mark.parametrize("recipe", [fedmud, fedlmt])
-def test_all_parties_of_a_process_draw_once(recipe):
-    """The clients' `unpack`, the server's step and the model that is evaluated need the factors of every round."""
-    random_factor.cache_clear()
-    trained(recipe(RULE, ratio=0.8, layers="all", nearest=True))
-    found = random_factor.cache_info()
-    sized = made(recipe).space.sized
-    turns = len(COHORTS) if recipe is fedmud else 1  # FedMUD draws anew after each update, FedLMT once
-    random = len(made(recipe).space.form.starts)
-    assert found.misses == turns * len(sized) * random
-    assert found.hits >= 2 * (found.misses - len(sized) * random)
-
-
-def test_a_draw_is_uniform_or_normal_as_counted_numbers_say():
-    key = counted.key(3, "factors", 1, 2, "u")
-    parts, shape = (3, "factors", 1, 2, "u"), (3, 2)
-    uniform = random_factor(parts, shape, True, 0.5, torch.float64)
-    assert torch.equal(uniform, ((2 * counted.uniform(key, 6) - 1) * 0.5).view(shape))
-    normal = random_factor(parts, shape, False, 0.25, torch.float32)
-    assert torch.equal(normal, (counted.normal(key, 6) * 0.25).to(torch.float32).view(shape))
-
-
-def test_a_draw_for_sizes_alone_has_no_numbers_and_is_not_kept():
-    random_factor.cache_clear()
-    space = build(fedmud_aad(RULE, 0.8, layers="all", nearest=True)).space
-    drawn = space.fixed(0, torch.zeros(1, device="meta"))
-    assert {value.device.type for value in drawn.values()} == {"meta"}
-    assert {name: value.shape for name, value in drawn.items()} == {
-        name: value.shape for name, value in space.fixed(0, torch.zeros(1)).items()
-    }
-    assert random_factor.cache_info().misses == len(drawn)  # the numbers of the second call
-
-
-def test_a_draw_in_inference_mode_can_be_trained_with_later():
-    random_factor.cache_clear()
-    space, like = build(fedmud_aad(RULE, 0.8, layers="all", nearest=True)).space, torch.zeros(1)
-    with torch.inference_mode():
-        space.fixed(0, like)
-    weight = torch.ones((), requires_grad=True)
-    sum((weight * value).sum() for value in space.fixed(0, like).values()).backward()
-    assert weight.grad is not None
 
 
 # --- L10: EF21-P ------------------------------------------------------------------------------------------------------
