@@ -175,8 +175,9 @@ class ClientReports:
     summary of them: a client whose rows are all of one class has no AUC.
 
     Models of several clients run at once where a block has several clients: their rows are padded to equal numbers, and
-    padding is left out of the means. A report for which that is impossible runs for one client after another, and so
-    does one whose network the run's kernels compute in one call.
+    padding is left out of the means. A report for which that is impossible runs for one client after another. Where the
+    run's kernels compute a network in one call, they do so for one client after another, and the outputs of several
+    clients are reported together.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class ClientReports:
         each batch, as a sign of life. chain: of the run's kernels."""
         self.workload, self.frozen, self.size, self.block, self.beat = workload, frozen, size, block, beat
         self.chain, self.of_outputs = chain, report_of_outputs(workload, chain)
-        self.at_once = self.of_outputs is None  # False once the report has failed under vmap
+        self.at_once = True  # False once the report has failed under vmap
         self.averaged: set[str] = set()  # the metrics that every client with rows has, since they are means
 
     def of_one_model(self, model: Tree, rows: ClientRows, by_chain: bool = False) -> dict[str, np.ndarray]:
@@ -197,6 +198,8 @@ class ClientReports:
 
     def of_own_models(self, models: Sequence[Tree], rows: ClientRows) -> dict[str, np.ndarray]:
         """The means (c,) of each column of the report, of a model for each client."""
+        if self.chain is not None and self.of_outputs is not None:
+            return self._metrics(self._by_chain(models, rows), rows)
         parts: dict[str, list[np.ndarray]] = {}
         for begin in range(0, len(models), self.block):
             some = slice(begin, min(begin + self.block, len(models)))
@@ -204,6 +207,26 @@ class ClientReports:
                 for name, column in values.items():
                     parts.setdefault(name, []).append(column)
         return self._metrics({name: np.concatenate(columns) for name, columns in parts.items()}, rows)
+
+    def _by_chain(self, models: Sequence[Tree], rows: ClientRows) -> dict[str, np.ndarray]:
+        """The columns of the report, (n,), of a model for each client, whose outputs are computed in one call. Those of
+        several clients are reported together: each row's numbers follow from its own outputs, and the report of a few
+        rows takes as long as their outputs."""
+        assert self.chain is not None
+        assert self.of_outputs is not None
+        parts, outputs, first = list[dict[str, Tensor]](), list[Tensor](), 0
+        pieces = [
+            (model, at, min(at + self.size, int(end)))
+            for model, (begin, end) in zip(models, pairwise(rows.ends), strict=True)
+            for at in range(int(begin), int(end), self.size)
+        ]
+        for number, (model, begin, end) in enumerate(pieces, 1):
+            self.beat()
+            outputs.append(self.chain.outputs(model.flat, rows.between(begin, end)))
+            if number == len(pieces) or pieces[number][2] - first > self.size:
+                parts.append(dict(self.of_outputs(torch.cat(outputs), rows.between(first, end))))
+                outputs, first = [], end
+        return {name: np.concatenate([self._array(name, part[name]) for part in parts]) for name in parts[0]}
 
     def _metrics(self, values: Mapping[str, np.ndarray], rows: ClientRows) -> dict[str, np.ndarray]:
         """The metrics (c,) of clients from the columns (n,) of the report on their rows: the means, and the metrics of
@@ -234,11 +257,7 @@ class ClientReports:
             except Exception:  # of whatever kind a report raises under vmap; its own errors come again, one by one
                 self.at_once = False
         of_clients = zip(models, begins, counts, strict=True)
-        return [
-            self._values(model, rows.between(begin, begin + count), by_chain=True)
-            for model, begin, count in of_clients
-            if count
-        ]
+        return [self._values(model, rows.between(begin, begin + count)) for model, begin, count in of_clients if count]
 
     def _together(
         self, models: Sequence[Tree], rows: ClientRows, begins: np.ndarray, counts: np.ndarray

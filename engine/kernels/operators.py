@@ -1,10 +1,11 @@
 """Compiled kernels that replace operators of torch in whatever a workload computes.
 
 `native_operators` is a context in which a compiled kernel computes `conv2d` (square, stride 1, not grouped, float32 on
-the CPU). All other operators, and all operators outside of the context, are torch's. torch computes the convolution of
-a block as a grouped convolution, which is slow on CPUs. The compiled one takes the same time per client in a block as
-for a client alone. Results agree with torch's within rounding. In this context recurrent networks pass over the padded
-places of texts, for a client that is not in a block.
+the CPU) and, in evaluations, 2 x 2 max pooling. All other operators, and all operators outside of the context, are
+torch's. torch computes the convolution of a block as a grouped convolution, which is slow on CPUs. The compiled one
+takes the same time per client in a block as for a client alone. Convolutions agree with torch's within rounding, and
+pooling to the bit. In this context recurrent networks pass over the padded places of texts, for a client that is not in
+a block.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Part, Scheme, newton_schulz_plainly
 from ...workloads.models.derivatives import first_derivatives_only
@@ -107,6 +109,30 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
     return Conv.apply(input.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), around)
 
 
+def max_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    """torch.max_pool2d of squares of 2 x 2 where no gradient is asked for, to the same bits; else None. Torch notes the
+    places of the maxima in any case, which takes several times as long."""
+    settings = (kernel_size, kernel_size if stride in (None, []) else stride, padding, dilation)
+    if tuple(map(scalar_of, settings)) != (2, 2, 0, 1) or ceil_mode or return_indices:
+        return None
+    if input.ndim != 4 or min(input.shape) < 1 or min(input.shape[-2:]) < 2 or not supported_alone(input):
+        return None
+    if not input.is_contiguous() or (torch.is_grad_enabled() and input.requires_grad):
+        return None
+    examples, channels, height, width = input.shape
+    y = input.new_empty(examples, channels, height // 2, width // 2)
+    call("max_pool", (input, y), examples * channels, height, width)
+    return y
+
+
 LARGEST_MATRIX = 600_000
 """Newton-Schulz iterations of matrices with more numbers are torch's. They do not fit into a second-level cache, for
 which torch cuts its products into blocks. Whether torch is faster depends on the processor: 1024 x 1024 took 207 ms by
@@ -155,7 +181,11 @@ def iterated(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> 
     return found
 
 
-REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {torch.conv2d: conv2d}
+REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
+    torch.conv2d: conv2d,
+    torch.max_pool2d: max_pool2d,
+    F.max_pool2d: max_pool2d,  # torch hands a call of it to `Replacements` by this name
+}
 
 
 @contextmanager

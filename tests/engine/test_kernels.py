@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.func import vmap
 from torch.nn import functional as F
 
@@ -96,6 +97,41 @@ def test_what_does_not_fit_is_torchs(monkeypatch):
         F.conv2d(x.double(), weight.double())
         with pytest.raises(TypeError):
             F.conv2d(x, weight)
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (7, 5), (2, 3)])
+def test_pooling_of_evaluations_is_torchs_to_the_bit(sides, monkeypatch):
+    """With NaN, infinities and zeros of both signs. Where a gradient is asked for, torch computes it."""
+    x = drawn(3, 4, *sides)
+    x[0] = torch.tensor([torch.nan, -torch.inf, 0.0, -0.0, 1.0])[torch.arange(x[0].numel()) % 5].view(x[0].shape)
+    x[1] = 0.0 * x[1]
+    called = list[str]()
+    monkeypatch.setattr(operators, "call", lambda name, *given: (called.append(name), library.call(name, *given)))
+    with Native().around_losses(), torch.no_grad():
+        found = [F.max_pool2d(x, 2), nn.MaxPool2d((2, 2), 2)(x), torch.max_pool2d(x, 2, [2, 2])]
+    assert called == ["max_pool"] * 3
+    expected = F.max_pool2d(x, 2)
+    assert expected.isnan().any()
+    for each in found:
+        assert torch.equal(each.isnan(), expected.isnan())
+        assert torch.equal(each.nan_to_num(7).view(torch.int32), expected.nan_to_num(7).view(torch.int32))
+    with Native().around_losses():
+        assert F.max_pool2d(x.requires_grad_(), 2).requires_grad
+
+
+def test_other_pooling_is_torchs(monkeypatch):
+    monkeypatch.setattr(operators, "call", None)
+    x = drawn(2, 3, 6, 6)
+    with Native().around_losses(), torch.no_grad():
+        for given in ({"kernel_size": 3}, {"stride": 1}, {"padding": 1}, {"dilation": 2}, {"ceil_mode": True}):
+            assert len(F.max_pool2d(x, **{"kernel_size": 2, **given})) == 2
+        assert len(F.max_pool2d(x, 2, return_indices=True)) == 2
+        assert F.max_pool2d(x.double(), 2).dtype == torch.float64
+        assert F.max_pool2d(x.mT, 2).shape == (2, 3, 3, 3)
+        assert F.max_pool2d(x[0], 2).shape == (3, 3, 3)
+        assert vmap(lambda each: F.max_pool2d(each, 2))(x.unsqueeze(1)).shape == (2, 1, 3, 3, 3)
+        with pytest.raises(RuntimeError, match="too small"):
+            F.max_pool2d(x[..., :1], 2)
 
 
 def lenet(backend="local", workers=1, method="scaffold", batch=8, **engine):

@@ -19,6 +19,7 @@ from fedfleet.engine.clients.own_models import ClientReports, ClientRows, evalua
 from fedfleet.engine.clients.own_statistics import OwnStatistics
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.kernels.fused_chain import chain_from
 from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.records.metrics import better, is_in_short, on_validation
 from fedfleet.engine.run_spec import RunSpec
@@ -477,3 +478,34 @@ def test_reports_of_blocks_are_those_of_clients(kind: type[Digits], block: int):
         report = workload.report(dict(model.items()), {name: column[some] for name, column in train.items()})
         for name, column in report.items():
             assert found[name][client] == pytest.approx(float(column.double().mean()), rel=1e-12)
+
+
+def test_a_chains_outputs_for_several_clients_are_reported_together_to_the_same_bits():
+    """The report of all rows of a batch against that of each client's, and within float32's rounding of plain torch."""
+    workload, random = Digits(Mlp((12,)), Iid()), torch.Generator().manual_seed(0)
+    split = workload.split(0, 20)
+    index = ClientIndex.of([np.arange(4), np.arange(0), np.arange(7, 8), np.arange(9, 20), np.arange(30, 33)])
+    train = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in split.train.items()}
+    x = Tree.of(workload.init(0))
+    models = [Tree(x.flat + 0.1 * torch.rand(x.flat.shape, generator=random), x.layout) for _ in range(5)]
+    rows = ClientRows.of(train, index, np.arange(5), torch.device("cpu"), workload)
+    chain = chain_from(workload, x.layout)
+    calls = list[int]()
+    reports = ClientReports(workload, {}, 8, 1, lambda: None, chain)
+    of_outputs = reports.of_outputs
+    assert of_outputs is not None
+    reports.of_outputs = lambda outputs, batch: (calls.append(len(outputs)), of_outputs(outputs, batch))[1]
+    found = reports.of_own_models(models, rows)
+    assert calls == [5, 8, 6]  # 4 and 1 rows; 8 of the 11; the other 3 and the last client's 3
+    for client, model in enumerate(models):
+        batch = rows.between(*rows.ends[client : client + 2])
+        if not len(batch["label"]):
+            assert np.isnan(found["loss"][client])
+            continue
+        pieces = [{name: column[part] for name, column in batch.items()} for part in (slice(8), slice(8, 16))]
+        alone = [of_outputs(chain.outputs(model.flat, piece), piece) for piece in pieces if len(piece["label"])]
+        plain = workload.report(dict(model.items()), batch)
+        for name, column in plain.items():
+            own = torch.cat([report[name] for report in alone]).double().numpy()
+            assert found[name][client] == own.mean()
+            assert found[name][client] == pytest.approx(float(column.double().mean()), rel=1e-5)

@@ -246,6 +246,9 @@ void add_up_of(const float* const* p, double* total, int64_t size) {
   }
 }
 
+// The larger of two numbers as torch's pooling takes it: the first one of equal zeros, and NaN if one of them is.
+inline float larger(float a, float b) { return (b > a) | (b != b) ? b : a; }
+
 }  // namespace
 
 extern "C" {
@@ -272,6 +275,19 @@ int32_t conv_weights(const float* x, const float* g, float* gw, float* gb, int64
 #undef CALL
     return DONE;
   });
+}
+
+// The maxima of squares of 2 x 2 pixels of planes x (planes, h, w), without the last row or column of odd sides.
+int32_t max_pool(const float* x, float* y, int64_t planes, int64_t h, int64_t w) {
+  const int64_t oh = h / 2, ow = w / 2;
+  for (int64_t plane = 0; plane < planes; plane++)
+    for (int64_t i = 0; i < oh; i++) {
+      const float *above = x + (plane * h + 2 * i) * w, *below = above + w;
+      float* to = y + (plane * oh + i) * ow;
+      for (int64_t j = 0; j < ow; j++)
+        to[j] = larger(larger(larger(above[2 * j], above[2 * j + 1]), below[2 * j]), below[2 * j + 1]);
+    }
+  return DONE;
 }
 
 // Adds n vectors (1 to 4, the first of a, b, c, d) in float64. more: 1 to add their sum to the old total.
