@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,8 +64,8 @@ def test_convolution_is_torchs(sizes, biased):
     tensors = [drawn(3, 4, inputs, height, width), drawn(3, outputs, inputs, side, side)]
     tensors += [drawn(3, outputs)] if biased else []
 
-    def conv(*given):
-        return F.conv2d(*given, padding=padding) if biased else F.conv2d(*given, None, padding=padding)
+    def conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return F.conv2d(x, weight, bias, padding=padding)
 
     with Native().around_losses():
         assert "Conv" in type(conv(*[t[0].requires_grad_() for t in tensors]).grad_fn).__name__
@@ -123,8 +124,13 @@ def test_other_pooling_is_torchs(monkeypatch):
     monkeypatch.setattr(operators, "call", None)
     x = drawn(2, 3, 6, 6)
     with Native().around_losses(), torch.no_grad():
-        for given in ({"kernel_size": 3}, {"stride": 1}, {"padding": 1}, {"dilation": 2}, {"ceil_mode": True}):
-            assert len(F.max_pool2d(x, **{"kernel_size": 2, **given})) == 2
+        pooled = [
+            F.max_pool2d(x, 3),
+            F.max_pool2d(x, 2, 1),
+            F.max_pool2d(x, 2, padding=1),
+            F.max_pool2d(x, 2, dilation=2),
+        ]
+        assert [each.shape[-1] for each in [*pooled, F.max_pool2d(x, 2, ceil_mode=True)]] == [2, 5, 4, 2, 3]
         assert len(F.max_pool2d(x, 2, return_indices=True)) == 2
         assert F.max_pool2d(x.double(), 2).dtype == torch.float64
         assert F.max_pool2d(x.mT, 2).shape == (2, 3, 3, 3)
@@ -134,7 +140,7 @@ def test_other_pooling_is_torchs(monkeypatch):
             F.max_pool2d(x[..., :1], 2)
 
 
-def lenet(backend="local", workers=1, method="scaffold", batch=8, **engine):
+def lenet(backend: Any = "local", workers: Any = 1, method: Any = "scaffold", batch: Any = 8, **engine: Any):
     """Run LeNet on synthetic FashionMNIST with ten unequal clients, four of them in each round."""
     return experiment(
         {
