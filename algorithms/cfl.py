@@ -47,6 +47,9 @@ from .parts.rules import Sgd
 from .parts.servers import Mean
 from .tree import Tree
 
+ROWS = 256
+"""So many rows of similarities are computed at once."""
+
 
 class Clusters(NamedTuple):
     """The public state. A client is sent the model of its cluster, and its number."""
@@ -132,23 +135,44 @@ class Cfl(OneOfSeveral):
 
 def cosines(gram: np.ndarray) -> np.ndarray:
     """(n, n): the cosines of n vectors with these inner products, 0 with a vector that is 0."""
-    norms = np.sqrt(np.diagonal(gram))
-    lengths = np.outer(norms, norms)
-    return np.divide(gram, lengths, out=np.zeros_like(gram), where=lengths > 0)
+    norms, found = np.sqrt(np.diagonal(gram)), np.zeros_like(gram)
+    for begin in range(0, len(gram), ROWS):  # so that the lengths take little memory
+        rows = slice(begin, begin + ROWS)
+        lengths = np.outer(norms[rows], norms)
+        np.divide(gram[rows], lengths, out=found[rows], where=lengths > 0)
+    return found
 
 
 def halves(similarity: np.ndarray, linkage: Literal["single", "complete"]) -> tuple[np.ndarray, np.ndarray]:
     """The two parts of n >= 2 vectors that are left when the most similar parts have been joined again and again. Parts
     are as similar as their most similar members (single) or their least similar ones (complete); of equals, those with
-    the smallest members are joined. similarity: (n, n)."""
-    linked, part = similarity.copy(), np.arange(len(similarity))  # a part has the number of its smallest member
-    np.fill_diagonal(linked, -np.inf)
+    the smallest members are joined. similarity: (n, n), symmetric; it is overwritten.
+
+    A part has the number of its smallest member, and knows the part that is most similar to it, of equals the one with
+    the smallest number. So a join takes time in proportion to n, unless many parts were most similar to one of the two.
+    """
+    np.fill_diagonal(similarity, -np.inf)
+    part, gone = np.arange(len(similarity)), np.zeros(len(similarity), dtype=bool)
+    nearest = similarity.argmax(1)
+    highest = similarity[part, nearest]
     join = np.maximum if linkage == "single" else np.minimum
     for _ in range(len(part) - 2):
-        kept, gone = sorted(divmod(int(linked.argmax()), len(part)))
-        linked[kept] = linked[:, kept] = join(linked[kept], linked[gone])
-        linked[gone] = linked[:, gone] = linked[kept, kept] = -np.inf
-        part[part == gone] = kept
+        one = int(highest.argmax())
+        kept, other = sorted((one, int(nearest[one])))
+        row = join(similarity[kept], similarity[other])
+        row[gone] = row[[kept, other]] = -np.inf
+        similarity[kept] = similarity[:, kept] = row
+        gone[other], highest[other] = True, -np.inf
+        part[part == other] = kept
+        was = (nearest == kept) | (nearest == other)
+        if linkage == "single":  # the joined part is as similar as the two were at most
+            nearest[was | ((row == highest) & (kept < nearest))] = kept
+            again = [kept]
+        else:
+            again = [kept, *np.flatnonzero(was & ~gone).tolist()]
+        for each in again:
+            nearest[each] = np.where(gone, -np.inf, similarity[each]).argmax()
+            highest[each] = similarity[each, nearest[each]]
     return np.flatnonzero(part == 0), np.flatnonzero(part)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.cfl import cfl, cosines, halves
-from fedfleet.algorithms.contract import RunContext
+from fedfleet.algorithms.cfl import Clusters, cfl, cosines, halves
+from fedfleet.algorithms.contract import RunContext, Viewer
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.ifca import Ifca, ifca
 from fedfleet.algorithms.parts.rules import Sgd
@@ -131,8 +131,50 @@ def test_single_linkage_is_the_cut_with_the_smallest_largest_similarity(seed):
         return similarity[np.ix_(sorted(part), sorted(everyone - part))].max()
 
     cuts = [{0, *rest} for size in range(6) for rest in combinations(range(1, 7), size)]
-    part, _ = halves(similarity, "single")
+    part, _ = halves(similarity.copy(), "single")
     assert {*part.tolist()} == min(cuts, key=across)
+
+
+def slow_halves(similarity, linkage):
+    """By the definition: of all pairs of parts, the most similar one is joined, of equals the first in order."""
+    join = max if linkage == "single" else min
+    parts = [[i] for i in range(len(similarity))]
+    while len(parts) > 2:
+        pairs = list(combinations(range(len(parts)), 2))
+        found = [join(similarity[i, j] for i in parts[a] for j in parts[b]) for a, b in pairs]
+        a, b = pairs[int(np.argmax(found))]
+        parts[a] += parts.pop(b)
+    return tuple(sorted(part) for part in parts)
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+@pytest.mark.parametrize("digits", [0, 1, 9])
+def test_cuts_are_those_of_the_definition(linkage, digits):
+    """Also where many similarities are equal."""
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        vectors = random.normal(size=(int(random.integers(2, 15)), 3))
+        similarity = np.round(cosines(vectors @ vectors.T), digits)
+        similarity = np.maximum(similarity, similarity.T)
+        expected = slow_halves(similarity, linkage)
+        assert tuple(part.tolist() for part in halves(similarity, linkage)) == expected
+
+
+def test_clients_of_a_cluster_share_its_model():
+    """So that an evaluation of many clients has each model in memory once."""
+    method = cfl(most=3).build(RunContext(4, 4, 3, 1))
+    x = tree({"w": np.arange(3.0)})
+    public = Clusters((x, x + x, x.zeros()), torch.tensor([0, 1, 1, 0]))
+    views = [method.view(public, Viewer(torch.tensor(i), torch.tensor(1.0)), torch.zeros(0)) for i in range(5)]
+    models = [method.client_model(x, view, ()) for view in views]
+    assert [model.flat.data_ptr() for model in models[:2]] == [one.flat.data_ptr() for one in public.models[:2]]
+    assert [model is models[0] for model in models] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]  # the last is new
 
 
 def test_equally_similar_parts_are_joined_by_their_smallest_members():
