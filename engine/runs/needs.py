@@ -7,6 +7,7 @@ refused here cannot fit, and one that is not may still be too large.
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import torch
 
 from ...algorithms.tree import Tree
 from ...workloads.stateless import parameters_of
-from ..config.schema import part_name
+from ..config.schema import Federation, Pace, part_name
 from ..errors import ConfigError
 from ..memory import available_memory
 from ..method_form.state_spec import StateSpec, byte_count
@@ -29,6 +30,10 @@ SHARED_MEMORY = Path("/dev/shm")
 """Where Ray has what all processes of a node read."""
 COPIES = 3
 """How often a worker has the weights that a method holds: as they were sent, as they are used, and before round 1."""
+
+
+INDEPENDENT = ("uniform", "binomial", "poisson")
+"""Samplers that draw all clients alike, and each round anew."""
 
 
 class Needs(NamedTuple):
@@ -126,7 +131,7 @@ def check_rows(run_spec: RunSpec, row: int) -> None:
     """
     federation = run_spec.experiment.federation
     row //= 2 if run_spec.experiment.engine.state_dtype == "bfloat16" else 1
-    clients = min(federation.clients, federation.largest_cohort * federation.rounds)
+    clients = different_clients(federation)
     if run_spec.resume or clients * row < LARGE:
         return
     folder = run_spec.state_folder
@@ -138,6 +143,15 @@ def check_rows(run_spec: RunSpec, row: int) -> None:
             f"{gigabytes(clients * row)}, {gigabytes(free)} are free in {there}; give carry: reset, train adapters "
             "(workload.adapter), or set engine.store to a larger disk"
         )
+
+
+def different_clients(federation: Federation) -> int:
+    """How many different clients take part in a run, in the mean where cohorts are drawn independently of each other;
+    otherwise at most."""
+    n, rounds = federation.clients, federation.rounds
+    if federation.sampler in INDEPENDENT and isinstance(federation.pace, Pace) and federation.cohort < n:
+        return round(n * -math.expm1(rounds * math.log1p(-federation.cohort / n)))
+    return min(n, federation.largest_cohort * rounds)
 
 
 def gigabytes(count: float) -> str:

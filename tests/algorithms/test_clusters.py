@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fedfleet.algorithms.cfl import Clusters, cfl, cosines, halves
 from fedfleet.algorithms.contract import RunContext, Viewer
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.ifca import Ifca, ifca
+from fedfleet.algorithms.local import LocalMethod
 from fedfleet.algorithms.parts.rules import Sgd
 from tests.algorithms.driver import arrays, run, tree
 from tests.algorithms.keyed import same
@@ -33,7 +35,9 @@ class Given(Ifca):
 
 
 def with_starts(starts):
-    return Given(fedavg(Sgd(0.1)), len(starts), 1.0, given=tuple(map(tuple, starts)))
+    method = fedavg(Sgd(0.1))
+    assert isinstance(method, LocalMethod)
+    return Given(method, len(starts), 1.0, given=tuple(map(tuple, starts)))
 
 
 def test_golden_values():
@@ -115,7 +119,8 @@ GIVEN = [
 
 @pytest.mark.parametrize(("similarity", "single", "complete"), GIVEN, ids=["chain", "two pairs"])
 def test_golden_cuts(similarity, single, complete):
-    for linkage, expected in (("single", single), ("complete", complete)):
+    cuts: Any = (("single", single), ("complete", complete))
+    for linkage, expected in cuts:
         found = halves(np.array(similarity), linkage)
         assert tuple(part.tolist() for part in found) == expected
 
@@ -149,7 +154,7 @@ def slow_halves(similarity, linkage):
 
 @pytest.mark.parametrize("linkage", ["single", "complete"])
 @pytest.mark.parametrize("digits", [0, 1, 9])
-def test_cuts_are_those_of_the_definition(linkage, digits):
+def test_cuts_are_those_of_the_definition(linkage: Any, digits: int):
     """Also where many similarities are equal."""
     for seed in range(12):
         random = np.random.default_rng(seed)

@@ -17,11 +17,12 @@ from fedfleet.algorithms.parts.rules import adamw
 from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
+from fedfleet.engine.cohorts.samplers import sample
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.method_form.state_spec import StateSpec, byte_count
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.needs import Needs, check_base, check_client
+from fedfleet.engine.runs.needs import Needs, check_base, check_client, different_clients
 from fedfleet.engine.workload.model import physical_memory
 from fedfleet.workloads.models.adapters import Lora
 from fedfleet.workloads.stateless import parameters_of
@@ -66,6 +67,26 @@ def test_rows_that_do_not_fit_on_the_disk(tmp_path: Path):
     told = refused(made([10_000], federation=federation), tmp_path)
     assert told.startswith("federation.clients: 1,000,000 clients keep 6.0 MB each between rounds, 6,000.1 GB, ")
     assert told.endswith("give carry: reset, train adapters (workload.adapter), or set engine.store to a larger disk")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "cohort", "rounds", "expected"),
+    [
+        ("uniform", 20, 1, 20),
+        ("uniform", 20, 5, 67),  # 100 (1 - 0.8^5) = 67.2
+        ("binomial", 20, 5, 67),
+        ("uniform", 100, 5, 100),
+        ("cyclic", 20, 4, 80),
+        ("cyclic", 20, 9, 100),
+    ],
+)
+def test_how_many_different_clients_take_part(sampler: str, cohort: int, rounds: int, expected: int):
+    plan = {"clients": 100, "cohort": cohort, "rounds": rounds, "sampler": sampler, "local": {"steps": 1, "batch": 8}}
+    federation = made([4], federation=plan).federation
+    assert different_clients(federation) == expected
+    if sampler == "uniform":  # three deviations of a number of that many clients that are drawn or not
+        drawn = {int(i) for number in range(1, rounds + 1) for i in sample(0, number, 100, cohort)}
+        assert abs(len(drawn) - expected) <= 15
 
 
 def test_frozen_tensors_and_weights_that_a_method_holds():
