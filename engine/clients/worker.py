@@ -124,15 +124,23 @@ class TaskUnderWay:
 class Worker:
     """Runs the tasks of one run in one process: local training, evaluation, passes over messages."""
 
-    def __init__(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> None:
-        """layout: of the client states. beat: called before every local step, as a sign of life."""
+    def __init__(
+        self,
+        run_spec: RunSpec,
+        data: Data,
+        layout: StateLayout,
+        beat: Callable[[], None],
+        columns: DeviceColumns | None = None,
+    ) -> None:
+        """layout: of the client states. beat: called before every local step, as a sign of life. columns: those of the
+        training set, where an earlier worker has placed them; None to place them."""
         keep_freed_memory()
         engine = run_spec.experiment.engine
         torch.set_num_threads(engine.threads)
         self.run_spec, self.data, self.device = run_spec, data, run_spec.device
         self.x = run_spec.initial_model().to(self.device)
         self.frozen = {name: tensor.to(self.device) for name, tensor in run_spec.frozen.items()}
-        self.columns = DeviceColumns(data.train, self.device, row_budget(self.device))
+        self.columns = columns or DeviceColumns(data.train, self.device, row_budget(self.device))
         method = run_spec.method()
         self.state_spec = StateSpec(method, self.x)
         self.alone = method.own_view or method.moves_weights  # no block of it has clients of other runs

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...workloads.workload import Split
-from ..accelerators.memory import allocated_memory, free_memory, peak_memory
+from ..accelerators.columns import DeviceColumns
+from ..accelerators.memory import allocated_memory, free_memory, peak_memory, row_budget
 from ..clients.worker import Data, Worker
 from ..cohorts.samplers import sample
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
@@ -20,6 +22,7 @@ from ..errors import RAISED_BY_USERS
 from ..memory import release_freed_memory
 from ..run_spec import ExecutionPlan, RunSpec
 from ..state.row_files import StateLayout
+from .execution_plan import keeps_a_gpu_busy
 from .kernel_proof import kernel_identity
 
 SECONDS = 6.0
@@ -31,9 +34,9 @@ MEMORY_SHARE = 0.8
 """The share of a worker's memory of a GPU that a block may take. The rest is for an evaluation, for recordings of other
 shapes, and for what the worker's neighbours need for a moment."""
 REPEATS = 4
-STEPS, GPU_STEPS, CLIENTS = 5, 2, 4
-"""The largest number of local steps per client, the same on a GPU, and the smallest number of clients if the cohort has
-as many."""
+STEPS, GPU_STEPS, BUSY_STEPS, CLIENTS = 5, 2, 1, 4
+"""The largest number of local steps per client, the same on a GPU and on a GPU that a client alone keeps busy, and the
+smallest number of clients if the cohort has as many."""
 SLOWER_LIMIT = 1.1
 """Larger blocks are not tried once a block takes this many times as long as the best so far."""
 HOPELESS = 2.0
@@ -53,6 +56,11 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
     on_gpu = run_spec.device.type != "cpu"
     end = began + (GPU_SECONDS if on_gpu else SECONDS)
     data = Data.of(split.train, split.test, split.client_index)
+
+    @functools.cache
+    def columns() -> DeviceColumns:
+        return DeviceColumns(data.train, run_spec.device, row_budget(run_spec.device))
+
     found: dict[ExecutionPlan, float] = {}
     best: dict[str, float] = {}  # by kernels, over blocks with several clients; one client alone runs without vmap
     done: set[str] = set()
@@ -64,7 +72,7 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
             continue
         left_at = math.inf if not on_gpu else end if number else began + GPU_FIRST
         try:
-            passes = time_plan(run_spec, data, plan, left_at)
+            passes = time_plan(run_spec, data, plan, left_at, columns)
             found[plan] = seconds = fastest(passes, min(found.values(), default=math.inf))
         except TooSlow:
             continue
@@ -85,12 +93,17 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
 
 
 def fastest(passes: Iterable[float], best: float) -> float:
-    """The least of some times. No further one is asked for once one is hopeless beside the best of other plans."""
+    """The least of some times. No further one is asked for once one is hopeless beside the best of other plans. Where
+    the time is up, those that there are count. Raises TooSlow if there is none."""
     least = math.inf
-    for seconds in passes:
-        least = min(least, seconds)
-        if seconds > HOPELESS * best:
-            break
+    try:
+        for seconds in passes:
+            least = min(least, seconds)
+            if seconds > HOPELESS * best:
+                break
+    except TooSlow:
+        if least == math.inf:
+            raise
     return least
 
 
@@ -98,9 +111,16 @@ class TooSlow(Exception):
     """A plan takes longer than the measurement has time."""
 
 
-def time_plan(run_spec: RunSpec, data: Data, plan: ExecutionPlan, until: float = math.inf) -> Iterator[float]:
+def time_plan(
+    run_spec: RunSpec,
+    data: Data,
+    plan: ExecutionPlan,
+    until: float = math.inf,
+    columns: Callable[[], DeviceColumns] | None = None,
+) -> Iterator[float]:
     """Seconds per client in each of REPEATS passes, after a first pass that does not count, in which recordings of
-    steps are made. until: when TooSlow is raised before the next local step."""
+    steps are made. until: when TooSlow is raised before the next local step. columns: gives those of the training
+    set, placed once for all plans; None to place them for this one."""
 
     def beat() -> None:
         if time.perf_counter() > until:
@@ -110,7 +130,8 @@ def time_plan(run_spec: RunSpec, data: Data, plan: ExecutionPlan, until: float =
     with torch.no_grad():
         method = trial.method()
         public = method.broadcast(method.server_init(trial.initial_model()))
-    worker, room = Worker(trial, data, StateLayout("", 0, False, False), beat), free_memory(trial.device)
+    worker = Worker(trial, data, StateLayout("", 0, False, False), beat, columns and columns())
+    room = free_memory(trial.device)
     if worker.recorder is not None:
         worker.recorder.enough = 1  # what is computed with replays that are not proven yet is thrown away
     peak_memory(trial.device)
@@ -127,10 +148,12 @@ def time_plan(run_spec: RunSpec, data: Data, plan: ExecutionPlan, until: float =
 
 
 def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:
-    """The run with this plan, without a folder, and with at most STEPS local steps per client, GPU_STEPS on a GPU."""
+    """The run with this plan, without a folder, and with at most STEPS local steps per client, GPU_STEPS on a GPU, or
+    BUSY_STEPS where a client alone keeps it busy: the first pass takes each of them several times."""
     experiment = run_spec.experiment
     federation = experiment.federation
-    steps = STEPS if run_spec.device.type == "cpu" else GPU_STEPS
+    on_gpu = BUSY_STEPS if keeps_a_gpu_busy(run_spec) else GPU_STEPS
+    steps = STEPS if run_spec.device.type == "cpu" else on_gpu
     if int(steps_of(np.asarray(data.client_index.sizes), federation.local).max()) > steps:
         local = federation.local.taking(steps=steps)
         federation = federation.model_copy(update={"local": local})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from fedfleet.algorithms.parts.orthogonal import newton_schulz
 from fedfleet.engine import run
 from fedfleet.engine.accelerators import settings
+from fedfleet.engine.accelerators.columns import DeviceColumns
 from fedfleet.engine.accelerators.faults import is_device_lost
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.errors import ConfigError, DeviceLost
@@ -33,11 +34,12 @@ META = torch.device("meta")
 
 
 def torch_settings() -> list[object]:
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
+    deterministic: Any = torch.utils.deterministic
     return [
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
+        deterministic.fill_uninitialized_memory,
         cudnn.benchmark,
         cudnn.deterministic,
         *[part.fp32_precision for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)],
@@ -195,7 +197,7 @@ def test_a_measurement_on_a_gpu_ends_in_time(monkeypatch):
     """The first plan is left before the time is up, so that another one is tried, and so is the last one."""
     now, seconds = 0.0, {64: 9.0, 4: 0.5, 32: 9.0, 1: 0.1}
 
-    def timed(run_spec: RunSpec, data: object, plan: ExecutionPlan, until: float) -> Iterator[float]:
+    def timed(run_spec: RunSpec, data: object, plan: ExecutionPlan, until: float, columns: Any) -> Iterator[float]:
         nonlocal now
         end = now + seconds[plan.block]
         now = min(end, until + 1e-3)
@@ -209,6 +211,55 @@ def test_a_measurement_on_a_gpu_ends_in_time(monkeypatch):
     found = autotune.measure(run_spec, run_spec.split(), plans)
     assert found == {plans[1]: 0.5}
     assert now <= autotune.GPU_SECONDS + 2e-3
+
+
+def test_passes_before_the_time_is_up_count(monkeypatch):
+    """A large network takes longer for its passes than there is time, and one of them says how long a client takes."""
+    now = 0.0
+
+    def timed(run_spec: RunSpec, data: object, plan: ExecutionPlan, until: float, columns: Any) -> Iterator[float]:
+        nonlocal now
+        for _ in range(autotune.REPEATS):
+            now += 0.5
+            if now > until:
+                raise autotune.TooSlow
+            yield 0.1 * plan.block
+
+    monkeypatch.setattr(autotune, "time_plan", timed)
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=lambda: now))
+    run_spec, plans = on_a_card(), [ExecutionPlan(block, "torch") for block in (4, 2, 1)]
+    assert autotune.measure(run_spec, run_spec.split(), plans) == {plans[0]: 0.4, plans[1]: 0.2}
+    assert now == autotune.GPU_SECONDS + 0.5  # the second plan was left in its second pass
+
+
+def test_all_plans_of_a_measurement_have_one_copy_of_the_columns(monkeypatch):
+    placed: list[Any] = []
+    real = DeviceColumns.__init__
+
+    def noted(self: DeviceColumns, *given: Any) -> None:
+        placed.append(self)
+        real(self, *given)
+
+    monkeypatch.setattr(DeviceColumns, "__init__", noted)
+    run_spec = RunSpec.of("run", few("fedavg"))
+    plans = [ExecutionPlan(block, "torch") for block in (1, 3)]
+    assert [*autotune.measure(run_spec, run_spec.split(), plans)] == plans
+    assert len(placed) == 1
+
+
+def test_a_network_that_keeps_a_card_busy_is_measured_with_one_local_step(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    small = lenet(4)
+    federation = small.experiment.federation.model_copy(
+        update={"local": small.experiment.federation.local.taking(steps=3)}
+    )
+    small = replace(small, experiment=small.experiment.model_copy(update={"federation": federation}))
+    split = small.split()
+    data = Data.of(split.train, split.test, split.client_index)
+    steps = lambda: autotune.short_run(small, data, ExecutionPlan(4, "graph")).experiment.federation.local.steps  # noqa: E731
+    assert steps() == autotune.GPU_STEPS
+    monkeypatch.setattr(execution_plan, "BUSY", small.multiplications_of_batch())
+    assert steps() == 1
 
 
 def test_a_plan_is_left_between_local_steps():

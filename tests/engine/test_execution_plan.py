@@ -269,7 +269,7 @@ def test_hopeless_kernels_are_tried_as_long_as_larger_blocks_help(monkeypatch: p
         **{(1, "torch"): 9.0, (2, "torch"): 30.0, (3, "torch"): 12.0, (5, "torch"): 11.5, (9, "torch"): 1.0},
         **{(1, "chain"): 3.0, (2, "chain"): 4.0, (3, "chain"): 4.1, (5, "chain"): 3.9, (9, "chain"): 3.8},
     }
-    monkeypatch.setattr(autotune, "time_plan", lambda run_spec, data, plan, until: iter([seconds[tuple(plan)]]))
+    monkeypatch.setattr(autotune, "time_plan", lambda run_spec, data, plan, *given: iter([seconds[tuple(plan)]]))
     run_spec = RunSpec.of("run", auto())
     plans = [ExecutionPlan(block, name) for block in (1, 2, 3, 5, 9) for name in ("torch", "chain")]
     ran = autotune.measure(run_spec, run_spec.split(), plans)
@@ -281,7 +281,7 @@ def test_plans_are_measured_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch
     """Each plan takes a second: as many as the limit has seconds are measured, and the one under way is finished."""
     now = 0.0
 
-    def takes_a_second(run_spec: RunSpec, data: object, plan: ExecutionPlan, until: float) -> Iterator[float]:
+    def takes_a_second(run_spec: RunSpec, data: object, plan: ExecutionPlan, *given: object) -> Iterator[float]:
         nonlocal now
         now += 1.0
         yield 1.0
