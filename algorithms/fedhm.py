@@ -116,6 +116,7 @@ class Decomposition(Compression):
     reshape: Reshape = "permuted"
     layers: Layers = "inner"
     nearest: bool = False
+    factors = True
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
         refuse_states(method, "weights are decomposed anew every round; choose another compression, as factors")

@@ -27,6 +27,8 @@ class Compression(ABC):
     """A part that makes a smaller method of a `LocalMethod`."""
 
     table: ClassVar[str] = "COMPRESSIONS"
+    factors: ClassVar[bool] = False
+    """Whether weights are given factors, which those beside them in an adapter have already."""
 
     @abstractmethod
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
@@ -43,6 +45,11 @@ class Compressed(Deferred):
     def build(self, context: RunContext) -> Algorithm:
         if context.layout is None:
             raise ValueError("a compression needs the model's shapes, got layout=None; give RunContext a layout")
+        if self.compression.factors and context.pairs:
+            raise ValueError(
+                f"the compression factors weights that an adapter has factored already, as {context.pairs[0].weight}; "
+                "leave one of them out, or choose the compression coded"
+            )
         return self.compression.around(self.method, context.layout, context.seed)
 
 
@@ -77,6 +84,7 @@ class Factoring(Compression):
     reset: int = 1
     draw: Draw = "uniform"
     spread: float = 0.5
+    factors = True
 
     def __post_init__(self) -> None:
         positive(spread=self.spread)

@@ -39,6 +39,8 @@ class Held(NamedTuple):
     carried: Any = ()
     stacked: Any = ()  # Known, (): the sum of the ranks of the last cohort, where clients have ranks of their own
     ratio: Any = ()  # (): in a client's view its scale divided by that of the largest rank
+    round: Any = ()  # Known, (): the number of the next round, where clients draw factors for themselves
+    begun: Any = ()  # Tree: in a client's view the trained tensors that it begins with, where they are not x
 
 
 @dataclass(frozen=True)

@@ -359,7 +359,18 @@ def untrained(built: Built) -> str:
     return "the clients send nothing" if division is None else f"{division.names[0]} is personal"
 
 
+def apart_factor(built: Built) -> str:
+    """A factor of an adapter that stays with clients, "" where none does."""
+    factors = {name for pair in built.run_spec.workload.pairs for name in (pair.a, pair.b)}
+    return next((name for name in built.run_spec.kept_apart.personal if name in factors), "")
+
+
 PERSONAL = rows(
+    (
+        *("evaluate.clients.own", "personal.tensors", "the server has no model without the factors of clients"),
+        "leave it out, so that clients' own models are evaluated",
+        lambda b: b.run_spec.client_models.own is False and apart_factor(b),
+    ),
     (
         *("evaluate.clients.export", "method", "clients have no models of their own, all have the server's"),
         "leave it out",
@@ -403,21 +414,15 @@ PERSONAL = rows(
         "leave it out",
         lambda b: b.method.moves_weights and bool(b.run_spec.adaptations(b.method)),
     ),
-    *(
-        (
-            *("workload.adapter.ranks", key, why),
-            "leave one of them out",
-            lambda b, holds=holds: b.method.own_traffic and holds(b),
-        )
-        for key, why, holds in (
-            ("systems", "the virtual clock has one size of messages for all clients", lambda b: b.experiment.systems),
-            (
-                "federation.pace",
-                "clients in flight have one size of messages",
-                lambda b: isinstance(b.pace, Asynchronous),
-            ),
-            ("evaluate.clients.adapt", "would train with one rank for all", lambda b: b.run_spec.adaptations(b.method)),
-        )
+    (
+        *("workload.adapter.ranks", "systems", "the virtual clock has one size of messages for all clients"),
+        "leave one of them out",
+        lambda b: b.method.own_traffic and is_set(b.experiment, "systems"),
+    ),
+    (
+        *("workload.adapter.ranks", "evaluate.clients.adapt", "would train with one rank for all"),
+        "leave one of them out",
+        lambda b: b.method.own_traffic and bool(b.run_spec.adaptations(b.method)),
     ),
     *(
         (

@@ -226,3 +226,36 @@ def test_a_run_that_is_resumed_has_the_same_bits(tmp_path):
     with pytest.raises(Interrupted):
         run(digits(), tmp_path / "run", [Watch(r2=interrupt)])
     assert resume(digits(), tmp_path / "run").model_sha256 == run(digits()).model_sha256
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        *(
+            (
+                {"method": method},
+                "the compression factors weights that an adapter has factored already, as fc1.weight; leave one of",
+            )
+            for method in ("fedmud", "fedpara", "fedhm", {"name": "fedavg", "compression": "updates"})
+        ),
+        (
+            {"personal": {"tensors": ["*.lora_b"]}, "evaluate": {"clients": {"own": False}}},
+            r"evaluate.clients.own: the server has no model without the factors of clients: fc1\.lora_b, got false "
+            r"with personal\.tensors=\['\*\.lora_b'\]; leave it out, so that",
+        ),
+    ],
+)
+def test_what_does_not_go_with_adapters_is_refused(more: dict[str, Any], told: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=told):
+        run(digits(**more), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_codes_of_factors_are_sent():
+    """The compression coded changes messages, not weights, so that it goes with adapters."""
+    method = {"name": "fedavg", "compression": {"name": "coded", "codec": {"name": "linear", "bits": 4}}}
+    assert (
+        0
+        < run(digits(method=method)).rows[-1]["comm/bytes_up"]
+        < run(digits(method="fedavg")).rows[-1]["comm/bytes_up"]
+    )

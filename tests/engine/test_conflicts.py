@@ -25,6 +25,7 @@ CLOCK, ASYNCHRONOUS = "systems={}", "federation.pace={name: buffered}"
 ATTACK, RULE, PRIVATE = "attack={name: ipm, share: 0.2}", "aggregate=median", "privacy={clip: 1.0, noise: 0}"
 OVER_STEPS = "method.rule.lr={schedule: linear, start: 0.1, over: steps}"
 TURNS = "federation.sampler={name: turns, separation: 2}"
+RANKS = "workload={name: digits, adapter: {name: lora, targets: 'fc*', ranks: [2, 1]}}"
 LORA = "workload={name: digits, adapter: {name: lora, targets: 'fc*', rank: 2, train: ['out.*']}}"
 STANDS = "as_if: {clients: 100, cohort: 10}"
 
@@ -192,6 +193,12 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("personal", "method", ["personal={tensors: head}", "method=local_only"]),
     ("personal.tensors", "method", ["method=flora", LORA, "personal={tensors: ['out.*']}"]),
     ("aggregate", "method", ["method=flora", LORA, RULE]),
+    ("workload.adapter.ranks", "systems", [RANKS, CLOCK]),
+    ("workload.adapter.ranks", "evaluate.clients.adapt", [RANKS, "evaluate.clients={adapt: {steps: 1}}"]),
+    (
+        *("evaluate.clients.own", "personal.tensors"),
+        [LORA, "personal={tensors: ['*.lora_b']}", "evaluate.clients.own=false"],
+    ),
     ("evaluate.clients.adapt", "method", ["method=flora", LORA, "evaluate.clients={adapt: {steps: 1}}"]),
     ("aggregate", "method", ["method=local_only", RULE]),
     ("attack", "method", ["method=local_only", ATTACK]),

@@ -20,7 +20,7 @@ from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.fedavg import Plain
 from fedfleet.algorithms.fedex_lora import fedex_lora
 from fedfleet.algorithms.fedmud import fedmud
-from fedfleet.algorithms.flora import Flora
+from fedfleet.algorithms.flora import Flora, flora
 from fedfleet.algorithms.parts.exact_mean import OfAdapters
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.parts.servers import Mean
@@ -32,10 +32,12 @@ from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.planning.as_written import Forms, near
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.cli import main
+from fedfleet.workloads import counted
 from fedfleet.workloads.client_index import ClientIndex
 from fedfleet.workloads.models.adapters import Lora
 from fedfleet.workloads.pair import Pair
 from fedfleet.workloads.workload import Partition
+from tests.engine.setups import driver_here, next_round
 from tests.engine.test_adapters import BEFORE, GOLDEN, LORA, Waves, digits, trained, waves, weight
 from tests.faults.runs import Watch, interrupt
 from tests.workloads.test_adapters import close, wave
@@ -272,6 +274,43 @@ def test_weights_that_the_server_changes_are_proven_too():
     assert forms.as_written.networks
     torch.testing.assert_close(plain, alone, rtol=1e-12, atol=1e-12)
     assert Tree(plain, forms.layout)["fc1.weight"].any()
+
+
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("start", [BEFORE, START], ids=["zero", "not-zero"])
+def test_clients_may_draw_factors_of_their_own(start: dict[str, Tensor], block: int):
+    """A new A for each client and round, from the seed; B is 0, and what it had before round 1 is in the weights."""
+    made = of_blocks("flora", block).model_copy(update={"method": flora(Sgd(0.3), redraw="client")})
+    with driver_here(made, initial_model=start) as driver:
+        w = merged(start)
+        for number in (1, 2):
+            record = next_round(driver)
+            models, factors = [], []
+            for client in (0, 1):
+                u = counted.uniform(counted.key(made.seed, "adapter", 0, "a", number, client), 8)
+                begun = {
+                    "0.weight": w,
+                    "0.lora_a": (u.double() - 0.5).view(2, 4),
+                    "0.lora_b": torch.zeros_like(w[:, :2]),
+                }
+                factors.append(descend(client, begun, 4))
+                models.append(merged(factors[-1]))
+            mean_a, mean_b = (0.25 * factors[0][name] + 0.75 * factors[1][name] for name in ("0.lora_a", "0.lora_b"))
+            missed = (0.25 * models[0] + 0.75 * models[1] - w - 2 * mean_b @ mean_a).norm()
+            w = 0.25 * models[0] + 0.75 * models[1]
+            close(driver.tensors()["0.weight"], w)
+            assert not driver.tensors()["0.lora_b"].any()
+            assert record["server/missed"] == pytest.approx(float(missed), rel=1e-9)
+
+
+@pytest.mark.long
+def test_clients_that_draw_go_on_to_the_same_bits(tmp_path: Path):
+    made = digits(method={**RUNS["flora"], "redraw": "client"}, checkpoint={"every": 1}, engine=ENGINE)
+    whole = run(made, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(made, tmp_path / "run", [Watch(r2=interrupt)])
+    assert resume(made, tmp_path / "run").model_sha256 == whole.model_sha256
+    assert whole.model_sha256 != run(digits(method=RUNS["flora"], engine=ENGINE)).model_sha256
 
 
 def test_parts_of_a_weight_are_changed_together():

@@ -213,6 +213,11 @@ def grouped() -> nn.Module:
         (attentive, {"train": ("head.*",)}, r"train: no parameter is called head.\*; nearest are "),
         (
             attentive,
+            {"rank": 2, "train": ("block.q.*",)},
+            "train: block.q.weight is frozen beside its factors and trained; take it out of train, or its module",
+        ),
+        (
+            attentive,
             {"targets": ("block.norm",)},
             "targets: block.norm is a LayerNorm, which has no low-rank form; choose",
         ),

@@ -260,7 +260,13 @@ class Lora(Adapter):
             load(network, Path(self.weights).expanduser())
         targets = self.targets_in(network)
         trained = set(chosen(self.train, "train", [*parameters_of(network)], "parameter"))
+        adapted = {id(module.weight) for module in targets.values() if hasattr(module, "weight")}
         for name, (parameter, _) in parameters_of(network).items():
+            if name in trained and id(parameter) in adapted:
+                raise ValueError(
+                    f"train: {name} is frozen beside its factors and trained; take it out of train, or its module out "
+                    "of targets"
+                )
             parameter.requires_grad_(name in trained)
         if self.fused != "whole":
             check_parts(network, [*targets], self.fused)
