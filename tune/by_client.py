@@ -25,6 +25,8 @@ MODELS = rf"(server|{OWN})"
 """Matches whose models a column is of."""
 POPULATION = "population"
 """The column that says which clients are unseen."""
+TEXTS = (POPULATION, "name")
+"""The columns that are no numbers."""
 UNSEEN = ", unseen"
 """Behind a name: of the clients that are never trained with."""
 BETTER_OFF = "Clients that are better or worse off"
@@ -67,7 +69,7 @@ def by_client(folder: Path, label: str = "", seed: int = 0) -> ByClient | None:
     table = parquet(folder / FILE)
     if table is None:
         return None
-    columns = {name: column(table, name) for name in table.column_names if name != POPULATION}
+    columns = {name: column(table, name) for name in table.column_names if name not in TEXTS}
     unseen = (
         np.array([one == "unseen" for one in table[POPULATION].to_pylist()])
         if POPULATION in table.column_names

@@ -272,6 +272,11 @@ class Workload(ABC):
         predicted, by which `federation.weights: tokens` weighs clients; None where rows are not counted so."""
         return None
 
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the data set's natural clients, in the order of their numbers in the column "client"; () where
+        these numbers alone are known."""
+        return ()
+
     def trial(self, p: Params, batch: Batch) -> object:
         """One forward pass of training, on a batch with a "key". The engine runs it before round 1 and refuses modules
         that draw from global generators. The result is not used. Raises UnfitOutput for a

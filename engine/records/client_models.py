@@ -3,6 +3,8 @@ evaluation has looked at, sorted by client. `pandas.read_parquet` reads it. With
 of the evaluation after round 5 stays in clients-000005.parquet; with none there is no table.
 
 client                              the client's number
+name                                where each client has rows of one natural client: its name in the column of clients
+                                    of your own table, or else its number in the data set; empty elsewhere
 population                          with federation.unseen: `seen`, or `unseen` for clients that are never trained with
 visits, last_round                  how often it has taken part, and the last round in which it has, empty for none; in
                                     an asynchronous run the last update that has used a result of it
@@ -22,7 +24,7 @@ chosen, chosen_test_…               with a list and rows for validation: the n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +48,21 @@ def write_client_models(
     last: np.ndarray,
     sizes: Mapping[str, np.ndarray],
     targets: Mapping[str, np.ndarray],
+    names: Sequence[str] = (),
 ) -> None:
     """Replace the file. clients: (c,) their numbers. metrics: name of a column, also of what methods tell of clients ->
     (its values, whether each is there), (c,) both. visits, last: (N,), of the clients that are trained with; a last
     round is 0 for none and -1 for one that is not known. sizes: the rows of each kind, of these N clients and of the
-    others, whose numbers are behind theirs. targets: those in these rows, where they are known."""
+    others, whose numbers are behind theirs. targets: those in these rows, where they are known. names: of the natural
+    clients of all of them; () where they have none."""
+    import pyarrow as pa
     from pyarrow import Table, parquet
 
     from .parquet import nullable
 
     seen, everyone = len(visits), len(sizes["training"])
-    columns: dict[str, Any] = {"client": clients}
+    named = [names[client] for client in clients.tolist()] if len(names) else [None] * len(clients)
+    columns: dict[str, Any] = {"client": clients, "name": pa.array(named, pa.string())}
     if everyone > seen:
         columns["population"] = np.where(clients < seen, "seen", "unseen")
     none = np.zeros(everyone - seen, dtype=np.int64)

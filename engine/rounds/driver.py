@@ -62,6 +62,7 @@ from ..state.row_table import RowTable
 from ..storage.atomic_write import write
 from ..user_code import plugin_errors
 from ..workload.model import wider_than
+from ..workload.split import natural_names
 from .divergence import check, check_personal, growth_limit
 from .pool import Call, Phase, Phases, Pool, finished, played
 from .resuming import check_usable
@@ -573,10 +574,11 @@ class Driver:
             with plugin_errors("the workload's summary_of_clients raised", EvaluationFailed):
                 metrics = self.client_models.columns(sizes, self.run_spec.workload.summary_of_clients)
             clients, targets = self.client_models.clients, targets_of(index)
-            names = {"none": (), "last": (CLIENT_MODELS,), "every": (CLIENT_MODELS, name_of(self.round))}
-            for name in names[self.run_spec.client_models.table]:
+            files = {"none": (), "last": (CLIENT_MODELS,), "every": (CLIENT_MODELS, name_of(self.round))}
+            names = natural_names(index, self.run_spec.workload)
+            for name in files[self.run_spec.client_models.table]:
                 path = Path(self.run_spec.directory) / name
-                write_client_models(path, clients, metrics, self.visits, self.last_visit, sizes, targets)
+                write_client_models(path, clients, metrics, self.visits, self.last_visit, sizes, targets, names)
         self.client_models = None
 
     def model(self) -> Any:

@@ -86,6 +86,15 @@ def divided(client_index: ClientIndex, experiment: Experiment) -> ClientIndex:
     return seen._replace(unseen=unseen)
 
 
+def natural_names(index: ClientIndex, workload: Workload) -> list[str]:
+    """The name of each client's natural client, or its number where names are not known; [] unless each client has the
+    rows of one. index: of all clients."""
+    if "client" not in index.common:
+        return []
+    numbers, names = index.common["client"].tolist(), workload.client_names()
+    return [names[number] for number in numbers] if names else list(map(str, numbers))
+
+
 def with_groups(split: Split, column: str) -> Split:
     """The split whose index has a column in `common`. Raises ValueError unless each client has one value of it."""
     index = split.client_index

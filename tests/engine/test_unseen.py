@@ -19,9 +19,10 @@ from fedfleet.engine.records.partition_file import read_partition, write_partiti
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.engine.workload.split import seen_and_unseen
 from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.partitions.natural import Natural
 from fedfleet.workloads.partitions.standard import Iid
 from tests.engine.setups import Built
-from tests.engine.test_personal import HEAD, network, small
+from tests.engine.test_personal import HEAD, network, small, spec_of
 
 FEDERATION = {"clients": 12, "cohort": 5, "rounds": 3, "local": {"steps": 4, "batch": 8}, "unseen": 4}
 GIVEN: dict[str, Any] = {
@@ -84,6 +85,27 @@ def test_their_rows_change_no_bit_of_training():
     one, other = (numbers(result, unseen=True) for result in (first, second))
     assert one.keys() == other.keys()
     assert one["eval/unseen/own/test_loss"] != other["eval/unseen/own/test_loss"]
+
+
+class OfWriters(Digits):
+    """Its rows are of 16 writers in turns."""
+
+    def load(self):
+        train, test = super().load()
+        return {**train, "client": np.arange(len(train["label"])) % 16}, test
+
+
+def test_the_table_names_natural_clients(tmp_path: Path):
+    """Seen ones and unseen ones, whose order is drawn. Clients without natural ones have no name."""
+    workload = OfWriters(Built(network), Natural())
+    run(small(HEAD, workload=workload, **GIVEN), tmp_path / "run")
+    names = pq.read_table(tmp_path / "run" / "clients.parquet")["name"].to_pylist()
+    index, (train, _) = spec_of(HEAD, workload=workload, **GIVEN).split().client_index.everyone, workload.load()
+    assert names == [str(train["client"][index.rows[begin]]) for begin in index.offsets[:-1]]
+    assert {*names} == set(map(str, range(16)))
+    assert names != sorted(names, key=int)
+    run(small(HEAD, workload=OfWriters(Built(network), Iid()), **GIVEN), tmp_path / "iid")
+    assert pq.read_table(tmp_path / "iid" / "clients.parquet")["name"].null_count == 16
 
 
 def test_columns_and_table(tmp_path: Path):

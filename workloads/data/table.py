@@ -190,6 +190,15 @@ class Table(Classification):
         if all(place is None or place.parent.is_dir() for place in places):  # this process may be in another folder
             vars(self)["places"] = tuple(places)
 
+    @property
+    def names_file(self) -> Path:
+        """The file of the cache with the names of the clients."""
+        return self.facts_file.with_name(f"{self.facts_file.stem}-clients.json")
+
+    def client_names(self) -> tuple[str, ...]:
+        kept = None if self.client is None else read_sealed(self.names_file)  # an earlier version has kept none
+        return () if kept is None else tuple(json.loads(kept))
+
     @cached_property
     def facts_file(self) -> Path:
         return cache_folder() / "table-facts" / f"{digest(list(self.files), self.settings)}.json"
@@ -257,6 +266,8 @@ class Table(Classification):
             )
         train, test, facts = reader.labelled(train, test)
         facts = facts._replace(rows=len(train["label"]))
+        if reader.clients is not None:
+            write_sealed(self.names_file, json.dumps(reader.clients.sorted_names()).encode())
         write_sealed(self.facts_file, json.dumps(facts).encode())
         return train, {name: rows for name, rows in test.items() if name not in (HELD_OUT, VALIDATION)}
 
@@ -266,6 +277,7 @@ class Reader:
 
     def __init__(self, table: Table, schema: Any, where: Path) -> None:
         self.table, self.schema, self.where = table, schema, where
+        self.clients: Clients | None = None  # of the training rows
         labels = table.label if isinstance(table.label, tuple) else (table.label,)
         marks = {key: name for key in MARKS if (name := getattr(table, key)) is not None}
         twice = [name for name in schema.names if schema.names.count(name) > 1]
@@ -346,7 +358,8 @@ class Reader:
             "label": self.label(),
         }
         if table.client is not None:
-            found["client"] = Clients(table.client)
+            found["client"] = clients = Clients(table.client)
+            self.clients = clients if train else self.clients
         if table.split_column is not None:
             found["test"] = Marks(table.split_column, TEST, TRAIN)
         if table.held_out is not None and train:

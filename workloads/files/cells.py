@@ -214,8 +214,17 @@ class Clients(Column):
     def whole(self) -> np.ndarray:
         """(n,) int64: each row's client; clients are numbered in the alphabetical order of their names."""
         order = np.empty(len(self.numbers), dtype=np.int64)
-        order[np.argsort(np.asarray(list(self.numbers)), kind="stable")] = np.arange(len(self.numbers))
+        order[self._by_name()] = np.arange(len(self.numbers))
         return order[np.concatenate(self.parts)]
+
+    def _by_name(self) -> np.ndarray:
+        """(c,) the clients in the order of their names."""
+        return np.argsort(np.asarray(list(self.numbers)), kind="stable")
+
+    def sorted_names(self) -> list[str]:
+        """The names of the clients by their numbers."""
+        names = list(self.numbers)
+        return [names[place] for place in self._by_name().tolist()]
 
 
 class Texts(Column):

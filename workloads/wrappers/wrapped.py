@@ -61,6 +61,9 @@ class WithDataOf(Workload):
     def converted(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.converted
 
+    def client_names(self) -> tuple[str, ...]:
+        return self.of.client_names()
+
     def differences(self, seed: int, clients: int) -> dict[str, np.ndarray]:
         return self.of.differences(seed, clients)
 
