@@ -18,7 +18,8 @@ Departures:
 - mean = "all" is the paper's mean over all workers; the code's mean in each coordinate, over the workers that sent it,
   is mean = "sent".
 - e is in units of x - y; the code's is multiplied by outer_lr, which it multiplies the step by once more.
-- Chunks are of the flat tensor; the code's are tiles of 64 x 64 of matrices, which cost the same.
+- Chunks are of the flat tensor; the code's are tiles of 64 x 64 of matrices, which are tiles = 64, and cost the same
+  where 64 divides both sides.
 - The server does not bound the norms of messages by their median; `aggregate` has rules that do.
 - Where clients are sampled, the mean is over the cohort, and a client that was idle goes on with its old states.
 """
@@ -43,11 +44,14 @@ def sparse_loco(
     bits: int = 2,
     decay: float = 0.95,
     mean: MeanOver = "all",
+    tiles: int | None = None,
 ) -> Compressed:
     """rule: the inner optimiser, whose state clients keep; outer_lr: of the outer step; density: the share of a chunk's
     numbers that is sent; size: the numbers of a chunk; bits: of a sent number, 0 sends floats; decay: the factor of the
-    remembered error; mean: over all clients (all), or in each coordinate over those that sent it (sent)."""
+    remembered error; mean: over all clients (all), or in each coordinate over those that sent it (sent); tiles:
+    chunks are tiles of matrices, with sides of the largest divisors up to this number, in the place of `size` numbers.
+    """
     check_carry(rule, "keep")
     positive(outer_lr=outer_lr)
     method = LocalMethod(rule, Plain(), Mean(outer_lr), "keep")
-    return Compressed(method, Coding(SparseChunks(size, density, bits), "error", decay, mean))
+    return Compressed(method, Coding(SparseChunks(size, density, bits, tiles), "error", decay, mean))

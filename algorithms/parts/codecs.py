@@ -103,6 +103,11 @@ class Coder(Codec):
     def words(self, n: int) -> str:
         """What is sent of n numbers, in words."""
 
+    def of_shape(self, shape: tuple[int, ...]) -> Coder:
+        """The codec of the flat vector of a tensor of this shape: another one where the shape decides what belongs
+        together."""
+        return self
+
     def describe(self, n: int) -> tuple[str, float]:
         return self.words(n), self.bytes(n) / 4
 

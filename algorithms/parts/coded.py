@@ -19,6 +19,7 @@ A codec that draws at random takes the key of the client's last local step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -119,28 +120,33 @@ class Coded(Around, Compressing, WarmStarted):
         return self.method.caution
 
     # --- codes ------------------------------------------------------------------------------------------------------
+    @property
+    def codecs(self) -> tuple[Coder | None, ...]:
+        """The codec of each tensor; None for those that are sent as they are."""
+        shaped = zip(self.layout.names, self.layout.shapes, strict=True)
+        return tuple(self.codec.of_shape(shape) if name in self.names else None for name, shape in shaped)
+
     def encode(self, v: Tree, key: Any) -> tuple[Any, ...]:
         """What is sent of v, for each tensor; `key`: (), or () the empty tuple for codecs that draw nothing."""
         codes = []
-        for number, (name, leaf) in enumerate(v.items()):
+        for number, (codec, (_, leaf)) in enumerate(zip(self.codecs, v.items(), strict=True)):
             flat = leaf.reshape(-1)
             drawn = counted.key(key, "uplink", number) if self.codec.random else key
-            codes.append(self.codec.encode(flat, drawn) if name in self.names else flat)
+            codes.append(flat if codec is None else codec.encode(flat, drawn))
         return tuple(codes)
 
     def decoded(self, codes: Sequence[Any], like: Tree) -> Tree:
         """The tree that codes stand for; `like`: has its layout and type."""
-        sized = zip(codes, self.layout.names, self.layout.sizes, strict=True)
-        flat = [self.codec.decode(code, n) if name in self.names else code for code, name, n in sized]
+        sized = zip(codes, self.codecs, self.layout.sizes, strict=True)
+        flat = [code if codec is None else codec.decode(code, n) for code, codec, n in sized]
         return Tree(torch.cat([part.to(like.flat.dtype) for part in flat]), self.layout)
 
     def sent(self, codes: Sequence[Any], like: Tree) -> Tree:
         """1 for each number that was sent, 0 for all others, in the layout and type of `like`."""
-        assert isinstance(self.codec, Placed)
-        sized = zip(codes, self.layout.names, self.layout.sizes, strict=True)
+        sized = zip(codes, self.codecs, self.layout.sizes, strict=True)
         flat = [
-            self.codec.sent(code, n) if name in self.names else torch.ones_like(code, dtype=torch.bool)
-            for code, name, n in sized
+            codec.sent(code, n) if isinstance(codec, Placed) else torch.ones_like(code, dtype=torch.bool)
+            for code, codec, n in sized
         ]
         return Tree(torch.cat(flat).to(like.flat.dtype), self.layout)
 
@@ -239,9 +245,10 @@ class Coded(Around, Compressing, WarmStarted):
     @property
     def report(self) -> Report:
         sized, texts, saved = [], [], 0.0
-        for name, shape, n in zip(self.layout.names, self.layout.shapes, self.layout.sizes, strict=True):
-            if name in self.names:
-                text, numbers = self.codec.describe(n)
+        shaped = zip(self.codecs, self.layout.names, self.layout.shapes, self.layout.sizes, strict=True)
+        for codec, name, shape, n in shaped:
+            if codec is not None:
+                text, numbers = codec.describe(n)
                 rows = shape[0] if shape else 1  # of a vector each number is one
                 sized.append(Sized(Weight(name, shape, rows, n // rows), (), round(numbers)))
                 texts.append(text)
@@ -280,6 +287,8 @@ class Coding(Compression):
             positive_fraction(decay=self.decay)
         if self.mean == "sent" and not isinstance(self.codec, Placed):
             raise ValueError("mean: sent is for codecs that leave places out (top_k, sparse); leave it out")
+        if getattr(self.down, "tiles", None) is not None:
+            raise ValueError("down: tiles are for the way up, where each tensor has its shape; give size there")
         if self.mean == "sent" and self.memory == "ef21":
             raise ValueError("mean: sent has no meaning with ef21, whose server adds up what all clients remember")
 
@@ -309,8 +318,9 @@ class Coding(Compression):
 
     def _smaller(self, codec: Coder, matched: Sequence[str], layout: Layout) -> tuple[str, ...]:
         """The tensors that are coded, of those that match."""
-        sizes = dict(zip(layout.names, layout.sizes, strict=True))
-        return tuple(n for n in matched if self.whole == "never" or codec.bytes(sizes[n]) < 4 * sizes[n])
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        pairs = [(name, math.prod(shapes[name]), codec.of_shape(shapes[name])) for name in matched]
+        return tuple(name for name, n, own in pairs if self.whole == "never" or own.bytes(n) < 4 * n)
 
 
 def only_coded(compression: Compression | None, why: str) -> Coding | None:

@@ -11,7 +11,9 @@ codes of what a model has moved; QSGD is Alistarh et al. 2017, natural compressi
     natural      sign(v) 2^e, rounded at random, without bias
     e3m0         sign(v) max |v| times 0 or a power of two from 1/64 to 1, the nearest one
     top_k        the k largest magnitudes and their places; of equal ones the first
-    sparse       the largest magnitudes of every chunk, by `statistical` all together, and their places in the chunks
+    sparse       the largest magnitudes of every chunk, by `statistical` all together, and their places in the chunks;
+                 a chunk is `size` numbers of the flat tensor, or with `tiles` a tile of a matrix, whose sides are the
+                 largest divisors up to `tiles` of those of the matrix; further axes count as columns
 
 All compute in float64, whatever the type of the vector is, and send floats of its type. Numbers that are not finite
 decode to numbers that are not finite, so that a run that diverges is seen to. `per` gives each group of so many numbers
@@ -20,6 +22,7 @@ floats of its own. `linear` and `statistical` are not odd: the code of -v is not
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
@@ -371,12 +374,25 @@ class SparseChunks(Placed):
     size: int = 4096
     density: float = 1 / 64
     bits: int = 2
+    tiles: int | None = None
 
     def __post_init__(self) -> None:
         positive(size=self.size)
         positive_fraction(density=self.density)
+        if self.tiles is not None and (self.tiles < 1 or self.size != type(self).size):
+            raise ValueError(
+                f"tiles >= 1 must hold, and size is that of chunks without tiles, got tiles={self.tiles}, "
+                f"size={self.size}; leave one of them out"
+            )
         if self.bits != 0 and not 2 <= self.bits <= 8:
             raise ValueError(f"2 <= bits <= 8 must hold for sparse, or bits=0 for floats, got bits={self.bits}")
+
+    def of_shape(self, shape: tuple[int, ...]) -> Coder:
+        if self.tiles is None or not shape:
+            return self
+        height, length = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0])
+        tile = largest_divisor(height, self.tiles), largest_divisor(length, self.tiles)
+        return Tiles(SparseChunks(math.prod(tile), self.density, self.bits), height, length, *tile)
 
     def kept(self, m: int) -> int:
         """How many of the m numbers of a chunk are sent."""
@@ -423,3 +439,40 @@ class SparseChunks(Placed):
 
     def sent(self, code: Chosen, n: int) -> Tensor:
         return at_places(self.places(code, n), n)
+
+
+def largest_divisor(n: int, most: int) -> int:
+    """The largest number up to `most` that divides n."""
+    return next(divisor for divisor in range(min(n, most), 0, -1) if n % divisor == 0)
+
+
+@dataclass(frozen=True)
+class Tiles(Placed):
+    """`chunks` of the tiles (h, w) of a matrix (m, n), one tile after the other, each in row-major order. h divides m,
+    and w divides n, so that a chunk is a tile."""
+
+    chunks: SparseChunks
+    m: int
+    n: int
+    h: int
+    w: int
+
+    def bytes(self, n: int) -> int:
+        return self.chunks.bytes(n)
+
+    def words(self, n: int) -> str:
+        return f"{self.chunks.words(n)}, in tiles {self.h} x {self.w}"
+
+    def encode(self, v: Tensor, key: Tensor) -> Chosen:
+        tiles = v.view(self.m // self.h, self.h, self.n // self.w, self.w).transpose(1, 2)
+        return self.chunks.encode(tiles.reshape(-1), key)
+
+    def decode(self, code: Chosen, n: int) -> Tensor:
+        return self._in_rows(self.chunks.decode(code, n))
+
+    def sent(self, code: Chosen, n: int) -> Tensor:
+        return self._in_rows(self.chunks.sent(code, n))
+
+    def _in_rows(self, tiles: Tensor) -> Tensor:
+        """The flat matrix from its tiles."""
+        return tiles.view(self.m // self.h, self.n // self.w, self.h, self.w).transpose(1, 2).reshape(-1)

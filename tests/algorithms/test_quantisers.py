@@ -5,6 +5,7 @@ reference the tolerance is 1e-12: both compute in float64, and add up at most a 
 """
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.parts.codecs import Identity, unpack_numbers
+from fedfleet.algorithms.parts.coded import Coding
 from fedfleet.algorithms.parts.quantisers import (
     AbsMax,
     Cast,
@@ -21,6 +23,7 @@ from fedfleet.algorithms.parts.quantisers import (
     Largest,
     Linear,
     Natural,
+    Placed,
     Qsgd,
     Sign,
     SparseChunks,
@@ -105,6 +108,49 @@ def test_codecs_do_what_the_reference_does(codec, slow, n):
     v = counted.normal(counted.key("v", n), n)
     expected = slow(v.numpy(), counted.uniform(KEY, n).numpy())
     np.testing.assert_allclose(decoded(codec, v), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (7, 8), (4, 3, 2), (12,), (1, 1), (128, 130)])
+@pytest.mark.parametrize(("tiles", "bits"), [(4, 2), (4, 0), (64, 2)])
+def test_tiles_do_what_the_reference_does(shape: tuple[int, ...], tiles: int, bits: int):
+    """The reference cuts the matrix in loops, codes the tiles one after the other as chunks, and puts them back."""
+    m, n = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0])
+    h, w = (max(d for d in range(1, tiles + 1) if side % d == 0) for side in (m, n))
+    places = [
+        (row + i) * n + column + j
+        for row in range(0, m, h)
+        for column in range(0, n, w)
+        for i in range(h)
+        for j in range(w)
+    ]
+    v = counted.normal(counted.key("v", *shape), m * n)
+    expected = np.zeros(m * n)
+    expected[places] = reference.sparse(v.numpy()[places], h * w, 0.25, bits)
+    codec = SparseChunks(density=0.25, bits=bits, tiles=tiles).of_shape(shape)
+    code = codec.encode(v, KEY)
+    np.testing.assert_allclose(codec.decode(code, m * n), expected, rtol=1e-12, atol=1e-14)
+    assert isinstance(codec, Placed)
+    sent = np.zeros(m * n, dtype=bool)
+    sent[np.array(places)[reference.sparse_places(v.numpy()[places], h * w, 0.25)]] = True
+    assert codec.sent(code, m * n).tolist() == sent.tolist()
+    leaves = pytree.tree_leaves(codec.encode(v.float(), KEY))
+    assert codec.bytes(m * n) == sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+
+
+def test_tiles_of_full_size_cost_what_chunks_cost():
+    """And one tile is the flat tensor."""
+    tiled = SparseChunks(tiles=64)
+    assert tiled.of_shape((128, 192)).bytes(128 * 192) == SparseChunks().bytes(128 * 192)
+    v = counted.normal(counted.key("v"), 4096)
+    for one, other in zip(tiled.of_shape((64, 64)).encode(v, KEY), SparseChunks().encode(v, KEY), strict=True):
+        for a, b in zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True):
+            assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="tiles >= 1 must hold, and size is that of chunks without tiles, got tiles=0"):
+        SparseChunks(tiles=0)
+    with pytest.raises(ValueError, match="got tiles=8, size=64; leave one of them out"):
+        SparseChunks(64, tiles=8)
+    with pytest.raises(ValueError, match="down: tiles are for the way up"):
+        Coding(SparseChunks(), down=SparseChunks(tiles=8))
 
 
 def test_of_equal_magnitudes_the_first_are_sent():
