@@ -221,6 +221,10 @@ class Classification(Workload):
         """See `Model.stored`."""
         return self.model.stored(self.shape, self.classes) if type(self).build is Classification.build else None
 
+    def published(self, p: Params) -> dict[str, Any]:
+        """See `Model.published`. p: all parameters without an adapter."""
+        return self.model.published(self.shape, self.classes, p)
+
     def _stored(self, names: tuple[str, ...]) -> StoredTensors | None:
         """These parameters, where all of them are in files, and the adapter changes none."""
         if not names or (self.adapter is not None and not self.adapter.keeps_weights):

@@ -136,6 +136,11 @@ class Model(ABC):
         large network is never twice in memory. None where `build` has to make them."""
         return None
 
+    def published(self, shape: tuple[int, ...], classes: int, p: Params) -> dict[str, Any]:
+        """The model in files that other packages read: name of a file -> a mapping of JSON, the bytes of the file, or
+        name -> tensor. p: all parameters of `build(shape, classes)`. Raises ValueError where there is no such form."""
+        raise ValueError(f"{type(self).__name__.lower()} has no form that other packages read; export its tensors")
+
 
 class Adapter(ABC):
     """A recipe for what is trained beside the frozen tensors of a network. A subclass is a frozen dataclass of settings

@@ -390,7 +390,8 @@ class SparseChunks(Placed):
     def of_shape(self, shape: tuple[int, ...]) -> Coder:
         if self.tiles is None or not shape:
             return self
-        height, length = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0])
+        first, *rest = shape
+        height, length = (first, math.prod(rest)) if rest else (1, first)
         tile = largest_divisor(height, self.tiles), largest_divisor(length, self.tiles)
         return Tiles(SparseChunks(math.prod(tile), self.density, self.bits), height, length, *tile)
 

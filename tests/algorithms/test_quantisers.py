@@ -114,7 +114,8 @@ def test_codecs_do_what_the_reference_does(codec, slow, n):
 @pytest.mark.parametrize(("tiles", "bits"), [(4, 2), (4, 0), (64, 2)])
 def test_tiles_do_what_the_reference_does(shape: tuple[int, ...], tiles: int, bits: int):
     """The reference cuts the matrix in loops, codes the tiles one after the other as chunks, and puts them back."""
-    m, n = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0])
+    first, *rest = shape
+    m, n = (first, math.prod(rest)) if rest else (1, first)
     h, w = (max(d for d in range(1, tiles + 1) if side % d == 0) for side in (m, n))
     places = [
         (row + i) * n + column + j

@@ -5,6 +5,9 @@ kernels add up in another order.
 """
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from torch.func import vmap
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.cli import main
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.instruct import Instruct
@@ -431,6 +435,137 @@ def test_chats_of_a_base_that_is_trained_here(tmp_path):
         (tmp_path / "chat.jsonl").write_text("\n".join([json.dumps({"messages": wrong})] * 4))
         with pytest.raises(ValueError, match=r"messages must have a list of {role, content} in each row of .*, got "):
             chat.load()
+
+
+BLOCKED = """
+import ipaddress, os, socket, sys
+
+def told(what):
+    with open(os.environ["ASKED"], "a") as file:
+        file.write(f"{what!r}\\n")
+    raise OSError(f"the network is blocked, got {what!r}")
+
+def is_here(host):
+    try:
+        return host in (None, "", b"", "localhost", socket.gethostname()) or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+def checked(own):
+    def connect(self, address):
+        if self.family != socket.AF_UNIX and not is_here(address[0]):
+            told(address)
+        return own(self, address)
+    return connect
+
+resolve = socket.getaddrinfo
+def getaddrinfo(host, *more, **named):
+    return resolve(host, *more, **named) if is_here(host) else told(host)
+
+socket.socket.connect, socket.socket.connect_ex = map(checked, (socket.socket.connect, socket.socket.connect_ex))
+socket.getaddrinfo = getaddrinfo
+"""
+"""What Python imports as `sitecustomize` when it starts: only this machine is reached, and what else is asked for is
+written to the file $ASKED."""
+
+
+@pytest.mark.long
+def test_no_run_asks_a_network(tmp_path):
+    """Nor does a command that makes a base, a chat's tokeniser, or the export of the model. What runs in other
+    processes is blocked, too. The name of a hub's model is refused."""
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked/sitecustomize.py").write_text(BLOCKED)
+    asked, here = tmp_path / "asked", os.environ
+    outer = {name: value for name, value in here.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    environment = {**outer, "PYTHONPATH": str(tmp_path / "blocked"), "ASKED": str(asked)}
+
+    def done(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fedfleet", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    block = [sys.executable, "-c", "import socket; socket.getaddrinfo('example.org', 80)"]
+    assert b"the network is blocked" in subprocess.run(block, env=environment, capture_output=True).stderr
+    asked.unlink()  # the block does block
+    write_text(tmp_path)
+    made = done("small-model", "base", "--text", "text.txt", "--layers", "2", "--steps", "1")
+    assert not made.returncode, made.stderr
+    names = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
+    (tmp_path / "base/tokenizer_config.json").write_text(json.dumps({**names, "chat_template": MARKED}))
+    (tmp_path / "chat.jsonl").write_text("\n".join([json.dumps({"messages": CHAT})] * 8))
+    text = "workload={name: causal_lm, path: text.txt, length: 16, "
+    chats = "workload={name: instruct, path: chat.jsonl, messages: messages, length: 24, test_fraction: 0.25, "
+    model, adapter = "model: {name: pretrained, folder: base}", "adapter: {name: lora, rank: 2}}"
+    plan = "federation={clients: 2, cohort: 2, rounds: 1, local: {steps: 1, batch: 2}}"
+    common = ("method={name: fedavg, rule: {name: sgd, lr: 0.1}}", plan, "engine={backend: local}", "tracking.uri=none")
+    (tmp_path / "run.yaml").write_text("workload: digits\nmethod: fedavg\n")
+    for workload, out in ((f"{text}{model}, {adapter}", "texts"), (f"{chats}{model}, {adapter}", "chats")):
+        ran = done("run", "run.yaml", workload, *common, "--out", out)
+        assert not ran.returncode, ran.stderr
+    exported = done("export", "texts", "--as", "model", "--out", "model")
+    assert not exported.returncode, exported.stderr
+    hub = done("run", "run.yaml", f"{text}{model.replace('base', 'gpt2')}, {adapter}", *common)
+    assert hub.returncode == 2
+    assert "there is no folder gpt2; runs never ask a model hub, so give a local folder with" in hub.stderr
+    assert not asked.exists(), asked.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_an_exported_model_is_read_by_transformers(kind, tmp_path):
+    """Whether the run has an adapter or trains all: from its folder, transformers gives the logits of the run's model;
+    the folder is the base of another run, whose tokens are the same.
+
+    TOLERANCE: float32, and other orders of sums where weights are merged."""
+    from click.testing import CliRunner
+
+    text = write_text(tmp_path)
+    pretrain(tmp_path / "base", text, kind, steps=1)
+    x = tokens(2, 10)
+    for name, adapter in (("whole", None), ("adapted", {"name": "lora", "rank": 2})):
+        workload = {
+            "name": "causal_lm",
+            "path": str(text),
+            "length": 16,
+            "model": {"name": "pretrained", "folder": str(tmp_path / "base")},
+            **({} if adapter is None else {"adapter": adapter}),
+        }
+        asked = {
+            "workload": workload,
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.5}},
+            "federation": {"clients": 2, "cohort": 2, "rounds": 2, "local": {"steps": 2, "batch": 2}},
+            "engine": {"backend": "local"},
+            "tracking": {"uri": "none"},
+        }
+        result = run(experiment(asked), tmp_path / name)
+        out = tmp_path / f"{name}-model"
+        done = CliRunner().invoke(main, ["export", str(tmp_path / name), "--as", "model", "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        published, found = transformers().AutoModelForCausalLM.from_pretrained(
+            out, attn_implementation="eager", output_loading_info=True
+        )
+        assert not any(found[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        spec = RunSpec.of("id", experiment(asked))
+        network = Stateless(spec.workload.build_converted())  # pyright: ignore[reportAttributeAccessIssue]
+        with torch.no_grad():
+            logits = published.eval()(input_ids=x, use_cache=False).logits
+            torch.testing.assert_close(logits, network(result.model, x), rtol=1e-4, atol=1e-5)
+            base = transformers().AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+            assert float((base.eval()(input_ids=x).logits - logits).abs().max()) > 1e-3  # it has been trained
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            assert (out / file).read_bytes() == (tmp_path / "base" / file).read_bytes()
+        assert Pretrained(str(out)).stored((16,), 97) is not None
+
+
+@pytest.mark.long
+def test_a_model_without_a_published_form_is_not_exported_so(tmp_path):
+    from click.testing import CliRunner
+
+    asked = {"workload": "digits", "method": "fedavg", "engine": {"backend": "local"}, "tracking": {"uri": "none"}}
+    run(experiment({**asked, "federation": {"clients": 2, "cohort": 2, "rounds": 1}}), tmp_path / "run")
+    done = CliRunner().invoke(main, ["export", str(tmp_path / "run"), "--as", "model", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "has no form that other packages read; export its tensors" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from .options import KeyedCommand, Out
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMS = ("tensors", "personal", "adapter", "merged")
+FORMS = ("tensors", "personal", "adapter", "merged", "model")
 
 
 @click.command("export", cls=KeyedCommand)
@@ -42,7 +42,8 @@ FORMS = ("tensors", "personal", "adapter", "merged")
     type=click.Choice(FORMS),
     default="tensors",
     help="All tensors of a model (default); those alone that stay with the client; its adapter alone, in the layout of "
-    "peft; or the network without adapters, whose weights have the changes. Without clients, that of the server.",
+    "peft; the network without adapters, whose weights have the changes; or this as a folder of transformers with "
+    "config.json and the tokeniser. Without clients, the last three are of the server.",
 )
 @click.option(
     "--adapt",
@@ -87,7 +88,7 @@ def command(run: Path, clients: tuple[str, ...], form: str, adapt: int | None, o
 def export_adapted(run: Path, clients: tuple[str, ...], form: str, adapt: int, out: Path | None) -> None:
     """Write the model of one client, or of the server, as its adapter alone or without an adapter."""
     if out is None:
-        raise ConfigError(f"--out is missing; give a {'folder' if form == 'adapter' else 'file'} for --as {form}")
+        raise ConfigError(f"--out is missing; give a {'file' if form == 'merged' else 'folder'} for --as {form}")
     result = Result.load(run)
     numbers = client_numbers(clients, "--client") if clients else []
     if len(numbers) > 1:
@@ -105,19 +106,31 @@ def export_adapted(run: Path, clients: tuple[str, ...], form: str, adapt: int, o
     while isinstance(workload, Wrapped):
         workload = workload.of
     adapter = getattr(workload, "adapter", None)
-    if adapter is None:
+    if adapter is None and form != "model":
         raise ConfigError(f"{run}: --as {form} needs a run with workload.adapter; it has none")
+    if not hasattr(workload, "published"):
+        raise ConfigError(f"{run}: --as {form} needs a workload with a network; it has none")
     with plugin_errors(str(run)):
         if form == "merged":
             save(adapter.merged(workload.outline, tensors), out)
+        elif form == "adapter":
+            save_files(adapter.written(workload.outline, tensors), out)
         else:
-            out.mkdir(parents=True, exist_ok=True)
-            for name, content in adapter.written(workload.outline, tensors).items():
-                if name.endswith(".json"):
-                    write(out / name, json.dumps(content, indent=2) + "\n")
-                else:
-                    save(content, out / name)
+            tensors = tensors if adapter is None else adapter.merged(workload.outline, tensors)
+            save_files(workload.published(tensors), out)
     say(str(out))
+
+
+def save_files(files: Mapping[str, Any], folder: Path) -> None:
+    """Write the files of a folder: mappings of JSON, bytes, or tensors, whose files say that they are torch's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            write(folder / name, content)
+        elif name.endswith(".json"):
+            write(folder / name, json.dumps(content, indent=2) + "\n")
+        else:
+            save(content, folder / name)
 
 
 def save(tensors: Mapping[str, Tensor], file: Path) -> None:

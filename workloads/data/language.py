@@ -26,6 +26,7 @@ from ..classification import Classification
 from ..files.cache import digest
 from ..files.roots import damaged
 from ..models.gpt import Gpt
+from ..models.pretrained import Pretrained
 from ..objectives import NOT_COUNTED, CountedTokens
 from ..partitions.natural import Natural, client_numbers
 from ..partitions.standard import Iid
@@ -143,8 +144,9 @@ class TextTable(Classification):
     @property
     def folder(self) -> Path | None:
         """The folder of the tokeniser, None without one."""
-        named = getattr(self.model, "folder", "characters") if self.tokens == "auto" else self.tokens
-        return None if named in ("characters", "bpe") else Path(named).expanduser()
+        if self.tokens == "auto":
+            return self.model.path if isinstance(self.model, Pretrained) else None
+        return None if self.tokens in ("characters", "bpe") else Path(self.tokens).expanduser()
 
     @cached_property
     def tokeniser(self) -> Tokeniser:

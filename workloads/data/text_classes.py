@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from ..models.pretrained import Pretrained
+from ..models.pretrained import CONFIG, Pretrained
 from ..models.stored import StoredTensors
 from ..objectives import Classes
 from ..partitions.natural import client_numbers
-from ..workload import HELD_OUT, Columns
+from ..workload import HELD_OUT, Columns, Params
 from .language import Record, TextTable
 
 
@@ -69,6 +70,12 @@ class TextClasses(TextTable):
 
     def stored(self) -> StoredTensors | None:
         return self.with_head.stored(self.shape, self.classes)
+
+    def published(self, p: Params) -> dict[str, Any]:
+        files = self.with_head.published(self.shape, self.classes, p)
+        names = {str(number): label for number, label in enumerate(self.labels)}
+        files[CONFIG] |= {"id2label": names, "label2id": {label: int(number) for number, label in names.items()}}
+        return files
 
     def texts(self, record: Record) -> list[str]:
         return [str(record[self.text] or "")]

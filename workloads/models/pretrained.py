@@ -24,10 +24,12 @@ from torch import Tensor, nn
 
 from ..files.cache import first_line
 from ..stateless import parameters_of
-from ..workload import WITHOUT_WEIGHTS, Model
-from .stored import Place, StoredTensors, headers
+from ..workload import WITHOUT_WEIGHTS, Model, Params
+from .stored import CODES, ONE, Place, StoredTensors, headers
 
 CONFIG = "config.json"
+OF_TOKENS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""The files of a tokeniser that a model is published with, where its folder has them."""
 SHOWN = 4
 """The largest number of names in a message."""
 
@@ -273,6 +275,20 @@ class Pretrained(Model):
         # The type in which transformers reads a model, before the run converts it to its own.
         own = getattr(config, "dtype", None)
         return None if missing or more else StoredTensors(found, () if own is None else (own,))
+
+    def published(self, shape: tuple[int, ...], classes: int, p: Params) -> dict[str, Any]:
+        """A folder as transformers writes it: numbers have the types of the base's files, and its tokeniser is there.
+
+        A parameter that is tied to another one is there once, as the configuration says that it is tied.
+        """
+        kind, _ = self.kind_and_config(classes)
+        places = self.stored(shape, classes)
+        types = {} if places is None else {name: getattr(torch, CODES[at.dtype]) for name, at in places.places.items()}
+        usual = next(iter(types.values()), torch.float32)
+        config = {**self.settings(), "architectures": [kind.__name__]}
+        tensors = {name: value.to(types.get(name, usual)) for name, value in p.items()}
+        tokens = {name: (self.path / name).read_bytes() for name in OF_TOKENS if (self.path / name).is_file()}
+        return {CONFIG: config, ONE: tensors, **tokens}
 
     def places(self, network: Any, there: Mapping[str, Place]) -> tuple[dict[str, Place], list[str], list[str]]:
         """(parameter -> where it is, the parameters that are not there, the tensors that are no parameter). A tied one

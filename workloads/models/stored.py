@@ -14,6 +14,9 @@ from ..files.roots import damaged
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
+CODES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The format's code of a type of floats -> torch's name."""
+
 
 class Place(NamedTuple):
     """Where a tensor is, and what its header says. `name`: in the file."""

@@ -107,7 +107,7 @@ class WorkerProcess(Worker):
         files: StateFiles,
         number: int,
     ) -> None:
-        """frozen: references to the frozen tensors of the model, in the object store. number: of the worker, for messages."""
+        """frozen: references to the model's frozen tensors in the object store. number: of the worker, for messages."""
         on_signal()  # what is to end is decided by the driver
         keep_freed_memory()
         self.number, self.beats, self.unfit = number, 0, ""
