@@ -105,7 +105,7 @@ def export_adapted(run: Path, clients: tuple[str, ...], form: str, adapt: int, o
     workload: Any = run_spec.workload
     while isinstance(workload, Wrapped):
         workload = workload.of
-    adapter = getattr(workload, "adapter", None)
+    adapter: Any = getattr(workload, "adapter", None)
     if adapter is None and form != "model":
         raise ConfigError(f"{run}: --as {form} needs a run with workload.adapter; it has none")
     if not hasattr(workload, "published"):
