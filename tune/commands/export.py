@@ -111,13 +111,13 @@ def export_adapted(run: Path, clients: tuple[str, ...], form: str, adapt: int, o
     if not hasattr(workload, "published"):
         raise ConfigError(f"{run}: --as {form} needs a workload with a network; it has none")
     with plugin_errors(str(run)):
-        if form == "merged":
+        if adapter is None or form == "model":
+            whole = tensors if adapter is None else adapter.merged(workload.outline, tensors)
+            save_files(workload.published(whole), out)
+        elif form == "merged":
             save(adapter.merged(workload.outline, tensors), out)
-        elif form == "adapter":
-            save_files(adapter.written(workload.outline, tensors), out)
         else:
-            tensors = tensors if adapter is None else adapter.merged(workload.outline, tensors)
-            save_files(workload.published(tensors), out)
+            save_files(adapter.written(workload.outline, tensors), out)
     say(str(out))
 
 
