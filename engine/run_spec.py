@@ -42,7 +42,8 @@ from .state.folders import state_folder
 from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
 from .workload.layers import chosen, matching, normalisation_of, shown
-from .workload.model import building_model, check_network, check_size, like, multiplications, tensors_of
+from .workload.model import building_model, check_network, check_size, like, tensors_of
+from .workload.multiplications import multiplications
 from .workload.split import seen_and_unseen, split_of, with_groups
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

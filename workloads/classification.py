@@ -136,7 +136,7 @@ class Classification(Workload):
 
     @property
     def outline_input(self) -> tuple[int, ...] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.shape if {"losses", *self.overridden} == {"losses"} else None
+        return self.shape if {*self.overridden} <= {"losses", "inputs"} else None
 
     @property
     def of_package(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -7,7 +7,6 @@ other is refused by name, because it would be trained in another way than by tor
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...workloads.workload import Workload
 from ..config.schema import part_name
 from ..errors import ConfigError, type_and_first_line
 from ..memory import bounded_address_space, is_out_of_memory
@@ -123,46 +121,6 @@ def check_size(outline: nn.Module) -> None:
             f"workload.model: the model must fit into memory, got {count:,} parameters, {size / 1e9:,.0f} GB, where "
             f"this machine has {memory / 1e9:,.0f} GB; choose a smaller one"
         )
-
-
-def multiplications(workload: Workload) -> float:
-    """The number of multiplications in a forward pass of the workload's network for one example, in its linear and
-    convolutional layers; infinity where others have weights, or the workload does not say what its network gets."""
-    network, shape = workload.outline, workload.outline_input
-    if network is None or shape is None:
-        return math.inf
-    layers = [part for part in network.modules() if isinstance(part, COUNTED)]
-    weights = {id(layer.weight) for layer in layers}
-    if any(value.dim() > 1 and id(value) not in weights for value in network.parameters()):
-        return math.inf
-    found: list[int] = []
-    hooks = [layer.register_forward_hook(lambda layer, _, out: found.append(used(layer, out))) for layer in layers]
-    training, tensors = network.training, {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    # A forward pass on "meta" has torch import its compiler, which takes a second.
-    device = "cpu" if sum(value.numel() for value in tensors.values()) <= SMALL else "meta"
-    numbers = {name: torch.zeros(value.shape, dtype=value.dtype, device=device) for name, value in tensors.items()}
-    try:
-        with torch.no_grad():
-            torch.func.functional_call(network.eval(), numbers, (torch.zeros(1, *shape, device=device),))
-    except Exception:  # whatever a user's module raises; the run tells it
-        return math.inf
-    finally:
-        network.train(training)
-        for hook in hooks:
-            hook.remove()
-    return sum(found)
-
-
-SMALL = 1 << 24
-"""The most numbers of a network that gets some to count its multiplications."""
-COUNTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layers each of whose outputs is the product of an input and the weights of one channel."""
-
-
-def used(layer: nn.Module, output: Tensor) -> int:
-    """The multiplications of one of the COUNTED layers for this output."""
-    weight: Any = layer.weight
-    return output.numel() * weight[0].numel()
 
 
 @contextmanager

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from fedfleet.engine import run
-from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.workload.model import multiplications
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.run_spec import LEAST_STEP, RunSpec
+from fedfleet.engine.workload.multiplications import multiplications
 from fedfleet.tune.files import load
+from fedfleet.workloads.data.characters import Characters
 from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.gpt import Gpt
 from fedfleet.workloads.models.small import Mlp
 from fedfleet.workloads.problems.auc import Auc
 from fedfleet.workloads.workload import Model
@@ -88,14 +92,70 @@ def test_multiplications_of_networks():
     assert of(Built(lambda: grouped)) == 64 + 10
 
 
+class Last(nn.Module):
+    """The outputs of a recurrent layer at the last of 8 rows of an image."""
+
+    def __init__(self, layer: nn.Module, width: int) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.flatten(1, 2))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "gates"),
+    [
+        (nn.LSTM(8, 5, 2, batch_first=True), 4),
+        (nn.GRU(8, 5, 2, batch_first=True), 3),
+        (nn.RNN(8, 5, 2, batch_first=True), 1),
+    ],
+    ids=["lstm", "gru", "rnn"],
+)
+def test_multiplications_of_recurrent_layers(layer: nn.Module, gates: int):
+    """At each of 8 places, the weights of the inputs and of the hidden states of two layers multiply once."""
+    network = Last(layer, 5)
+    assert of(Built(lambda: network)) == 8 * gates * 5 * ((8 + 5) + (5 + 5)) + 5 * 10
+
+
+def of_gpt(length: int, width: int, depth: int, words: int) -> int:
+    """Four projections and two layers of 4 width at each place, scores and sums of values for each pair, the logits."""
+    return length * (depth * (12 * width**2 + 2 * length * width) + width * words)
+
+
+def test_multiplications_of_attention():
+    for model in (Gpt(16, 2, 4), Gpt(16, 2, 4, positions="rope", norm="rms")):
+        workload = Characters(path="none.txt", model=model, length=6)
+        assert multiplications(workload) == of_gpt(6, 16, 2, workload.classes)
+    encoder = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    network = nn.Sequential(nn.Flatten(1, 2), encoder, nn.Flatten(), nn.Linear(64, 10))
+    assert of(Built(lambda: network)) == 8 * (4 * 8 * 8 + 2 * 8 * 8 + 2 * 8 * 12) + 64 * 10
+
+
+def test_a_large_network_gets_no_numbers(monkeypatch: pytest.MonkeyPatch):
+    workload = Characters(path="none.txt", model=Gpt(16, 2, 4), length=6)
+    monkeypatch.setattr("fedfleet.engine.workload.multiplications.SMALL", 0)
+    assert multiplications(workload) == of_gpt(6, 16, 2, workload.classes)
+
+
+def test_a_short_run_of_a_transformer_is_computed_here(tmp_path: Path):
+    text = tmp_path / "text.txt"
+    text.write_text("a client has rows of its own " * 100)
+    workload = {"name": "characters", "path": str(text), "length": 8, "model": {"name": "gpt", "width": 16, "depth": 1}}
+    federation = {"clients": 4, "cohort": 2, "rounds": 3, "local": {"steps": 2, "batch": 4}}
+    method = {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}
+    spec = RunSpec.of("short", experiment({"workload": workload, "method": method, "federation": federation}))
+    assert spec.backend.name == "local"
+    assert spec.multiplications() == 3 * 2 * 2 * max(LEAST_STEP, 4 * of_gpt(8, 16, 1, Characters.classes))
+
+
 @pytest.mark.parametrize(
     "network",
     [
-        nn.Sequential(nn.Flatten(2), nn.RNN(64, 10)),
         nn.Sequential(nn.Flatten(), nn.Bilinear(64, 64, 10)),
         broken(nn.Sequential(nn.Flatten(), nn.Linear(64, 10))),
     ],
-    ids=["recurrent", "bilinear", "broken"],
+    ids=["bilinear", "broken"],
 )
 def test_what_cannot_be_counted(network: nn.Module):
     assert of(Built(lambda: network)) == math.inf
