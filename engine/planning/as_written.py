@@ -89,7 +89,7 @@ class OwnParameters(Stateless):
         made: dict[str, nn.Parameter] = {}
         for name, tensors, leaf in self.slots:
             if isinstance(tensors[leaf], nn.Parameter) and tensors[leaf].is_meta:  # of a network that was never filled
-                tensors[leaf] = made.setdefault(name, nn.Parameter(torch.empty_like(tensors[leaf], device="cpu")))
+                tensors[leaf] = made.setdefault(name, nn.Parameter(torch.empty(0, dtype=tensors[leaf].dtype)))
         own = {name: tensors[leaf] for name, tensors, leaf in self.slots}
         self.own = {name: tensor for name, tensor in own.items() if isinstance(tensor, nn.Parameter)}
         self.slots = [slot for slot in self.slots if slot[0] not in self.own]
@@ -99,8 +99,9 @@ class OwnParameters(Stateless):
         for name, parameter in self.own.items():
             if name not in self.given:
                 self.given[name] = p[name]
-                parameter.data, parameter.grad = p[name].detach().clone(), None
-                parameter.requires_grad_(p[name].requires_grad)  # also of weights that the method's server changes
+                trained = p[name].requires_grad  # else it is a frozen tensor, which may be large and is not copied
+                parameter.data, parameter.grad = p[name].detach().clone() if trained else p[name].detach(), None
+                parameter.requires_grad_(trained)  # also where it is a weight that the method's server changes
             elif self.given[name] is not p[name]:
                 raise ValueError(f"the loss calls a module with different tensors {name}")
         return super().__call__(p, x, key, share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves as tensors_of
 
 from fedfleet.engine import resume, run
 from fedfleet.engine.config.schema import Experiment, experiment
@@ -27,7 +29,9 @@ from tests.engine.setups import driver_here, next_round, states_of
 from tests.faults.runs import Watch, interrupt
 from tests.workloads.test_adapters import close, wave
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "reference/adapters.json").read_text())["low_rank"]
+REFERENCE = json.loads((Path(__file__).parents[1] / "reference/adapters.json").read_text())
+GOLDEN = REFERENCE["low_rank"]
+FULL = REFERENCE["full_fine_tuning"]
 SHARES = 1, 3
 """The clients' weights 1/4 and 3/4: the second has each of its rows three times."""
 TRAINED = {"0.lora_a": wave((2, 4), 7, 0.5), "0.lora_b": torch.zeros(3, 2, dtype=torch.float64)}
@@ -147,6 +151,11 @@ def test_fedsa_lora_is_a_personal_b():
                 close(spec.workload.losses(p, rows).mean(), golden["personal_loss"][client])
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_without_an_adapter_the_weight_is_trained(rounds: int):
+    close(trained(waves(None, rounds=rounds), {"0.weight": BEFORE["0.weight"]})["0.weight"], FULL[rounds - 1])
+
+
 # --- identities -------------------------------------------------------------------------------------------------------
 def test_a_frozen_identity_of_full_rank_is_full_training():
     """r = n, A = I, s = 1: descent on B is descent on W, with any server. TOLERANCE: eight steps in float64."""
@@ -259,3 +268,27 @@ def test_codes_of_factors_are_sent():
         < run(digits(method=method)).rows[-1]["comm/bytes_up"]
         < run(digits(method="fedavg")).rows[-1]["comm/bytes_up"]
     )
+
+
+def test_nothing_that_is_sent_or_written_has_the_base(tmp_path: Path):
+    """A base of 4 MB and 50 clients: what workers get once, what they get for each round, and all files
+    of the run are small, but for the model at the end, which has all tensors. What is trained are 8 kB."""
+    workload = {"name": "digits", "model": {"name": "mlp", "hidden": [1000, 1000]}, "partition": "iid"}
+    lora = {"name": "lora", "targets": "fc2", "rank": 1}
+    federation = {"clients": 50, "cohort": 8, "rounds": 1, "local": {"steps": 1, "batch": 4}}
+    made = digits(federation=federation, checkpoint={"every": 1}, engine={"backend": "local", "keep_state": True})
+    made = made.model_copy(update={"workload": {**workload, "adapter": lora}})
+    result = run(made, tmp_path / "run")
+    base, trained = (sum(v.nbytes for n, v in result.model.items() if ("lora" in n) is lora) for lora in (False, True))
+    assert base > 4e6
+    assert trained == 4 * 2 * 1000
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert sizes.pop("model.safetensors") > base
+    assert max(sizes.values()) < 1e6
+    given = RunSpec.of("x", made, initial_model=result.model)
+    assert len(pickle.dumps(given.without_frozen())) < trained + 1e5 < base < len(pickle.dumps(given))
+    with driver_here(made.model_copy(update={"checkpoint": digits().checkpoint})) as driver:
+        update = driver.planner.update(1, driver.plan_state, driver.visits, lambda *_: np.zeros(0))
+        assert sum(len(task.clients) for task in update.tasks) == 8
+        sent = pickle.dumps((update.tasks, tensors_of(driver.method.broadcast(driver.server))))
+    assert len(sent) < trained + 1e5

@@ -71,6 +71,12 @@ def test_the_formulas_have_the_golden_values():
     (pair.change(p, (3, 4)) * wave((3, 4), 4, 1.0)).sum().backward()
     close(p["0.lora_a"].grad, GOLDEN["gradient_a"])
     close(p["0.lora_b"].grad, GOLDEN["gradient_b"])
+    # from B = 0 a step of size 0.1 moves B alone, and W by -0.1 s^2 G A^T A
+    begun = {**p, "0.lora_b": torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)}
+    (pair.change(begun, (3, 4)) * wave((3, 4), 4, 1.0)).sum().backward()
+    assert begun["0.lora_b"].grad is not None
+    stepped = {**p, "0.lora_b": -0.1 * begun["0.lora_b"].grad}
+    close(pair.change(stepped, (3, 4)), GOLDEN["first_step_change_from_b_0"])
 
 
 def test_changes_of_stored_weights_have_the_golden_values():
