@@ -162,16 +162,16 @@ class CountedTokens(NextToken):
         given = label != NOT_COUNTED
         tokens = torch.where(given, label, 0).reshape(-1).long()
         losses = cross_entropy(outputs.reshape(-1, outputs.shape[-1]), tokens).view(label.shape)
-        return self._mean(torch.where(given, losses, 0.0), given)
+        return self.mean(losses, given)
 
     def report(self, outputs: Tensor, label: Tensor) -> dict[str, Tensor]:
         loss, given = self.losses(outputs, label), label != NOT_COUNTED
-        return {"loss": loss, "accuracy": self._mean((outputs.argmax(-1) == label).to(loss.dtype), given)}
+        return {"loss": loss, "accuracy": self.mean((outputs.argmax(-1) == label).to(loss.dtype), given)}
 
     @staticmethod
-    def _mean(values: Tensor, given: Tensor) -> Tensor:
-        """(B,): the means of values that are 0 where no target is given."""
-        return values.sum(-1) / given.sum(-1).clamp(min=1)
+    def mean(values: Tensor, given: Tensor) -> Tensor:
+        """(B,): the means of values (B, T) over the places where a target is given."""
+        return torch.where(given, values, 0.0).sum(-1) / given.sum(-1).clamp(min=1)
 
 
 Error = Literal["mse", "mae", "huber"]

@@ -22,6 +22,7 @@ from fedfleet.workloads.data.language import CausalLm, windows_of
 from fedfleet.workloads.data.tokens import Characters, Coded
 from fedfleet.workloads.metrics import perplexities
 from fedfleet.workloads.models.gpt import Gpt
+from fedfleet.workloads.models.head import Head, losses_of, places_at_once
 from fedfleet.workloads.objectives import NOT_COUNTED, CountedTokens
 from fedfleet.workloads.stateless import Stateless
 from fedfleet.workloads.workload import taken_notes
@@ -173,6 +174,68 @@ def test_weights_by_targets_need_texts():
         ConfigError, match=r"federation.weights: tokens counts the targets of texts, and the workload has "
     ):
         run(experiment({**asked, "engine": {"backend": "local"}, "tracking": {"uri": "none"}}))
+
+
+@pytest.mark.parametrize("more", [{}, {"attend": "within"}, {"mean": "rows"}], ids=["stream", "within", "rows"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_in_chunks_give_the_same(more: dict[str, Any], tied: bool, tmp_path: Path):
+    """Losses, gradients, also of clients at once, and reports. 5 does not divide the 16 places of a row.
+
+    TOLERANCE: float64, sums of up to 97 terms in another order."""
+    model, path = Gpt(8, 1, 2, tied=tied), str(table(tmp_path))
+    whole, parts = (CausalLm(model, path=path, length=16, loss_chunk=chunk, **more) for chunk in (16, 5))
+    rows = {name: torch.from_numpy(column[:4]) for name, column in whole.load()[0].items()}
+    p = {name: value.double() for name, value in whole.init(0).items()}
+    batch = {**rows, "key": torch.tensor(3)}
+    assert parts.in_chunks(p, batch) is not None
+    assert whole.in_chunks(p, batch) is None
+
+    def results(workload: CausalLm) -> list[torch.Tensor]:
+        leaves = {name: value.clone().requires_grad_() for name, value in p.items()}
+        losses = workload.losses(leaves, batch)
+        several = {name: torch.stack([value, 1.1 * value]).requires_grad_() for name, value in p.items()}
+        both = torch.func.vmap(lambda own, rows: workload.losses(own, {**batch, **rows}), (0, 0))(
+            several, {name: torch.stack([column, column.flip(0)]) for name, column in rows.items()}
+        )
+        weights = torch.arange(1.0, 5.0, dtype=torch.float64)
+        gradients = torch.autograd.grad((losses * weights).sum(), [*leaves.values()])
+        of_both = torch.autograd.grad((both * weights).sum(), [*several.values()])
+        report = workload.report(p, rows)
+        return [losses, both, *gradients, *of_both, report["loss"], report["accuracy"]]
+
+    for one, other in zip(results(whole), results(parts), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+
+
+def test_a_capped_last_layer_in_chunks_has_the_gradient_of_autograd():
+    """Also of a bias. TOLERANCE: float64, some hundred terms."""
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((2, 7, 4), (11, 4), (11,))]
+    label, ways = torch.randint(11, (2, 7), generator=generator), []
+    for places in (7, 3):
+        hidden, weight, bias = (value.clone().requires_grad_() for value in made)
+        head = Head(weight, bias, 1.5)
+        losses = head.losses(hidden, label, places) if places == 3 else losses_of(head, hidden, label)
+        ways.append([losses, *torch.autograd.grad((losses * label).sum(), (hidden, weight, bias))])
+        assert (head.hits(hidden, label, places) == (head.logits(hidden).argmax(-1) == label)).all()
+    for one, other in zip(*ways, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-13)
+
+
+def test_a_run_in_chunks_is_the_run(tmp_path: Path):
+    """In blocks and alone; by default, logits of this size are computed at once."""
+    small = {"name": "causal_lm", "model": {"name": "gpt", "width": 8, "depth": 1, "heads": 2}}
+    models = []
+    for chunk, block in ((None, 1), (5, 1), (5, 3)):
+        asked = language(tmp_path, {**small, "loss_chunk": chunk}).model_dump()
+        asked["engine"] |= {"block": block}
+        models.append(run(experiment(asked)).model)
+    for name, value in models[0].items():
+        for other in models[1:]:
+            torch.testing.assert_close(other[name], value, rtol=1e-10, atol=1e-12)
+    assert places_at_once(None, 8, 131_072) == 16
+    with pytest.raises(ValueError, match="loss_chunk >= 1 must hold, got loss_chunk=0; leave it out for 64 MiB"):
+        CausalLm(path="", loss_chunk=0)
 
 
 def test_a_document_by_itself_is_one_in_a_packed_row(tmp_path: Path):

@@ -22,9 +22,11 @@ from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.cli import main
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.instruct import Instruct
+from fedfleet.workloads.data.language import CausalLm
 from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.adapters import Lora, adapted_in
 from fedfleet.workloads.models.convert import convert
+from fedfleet.workloads.models.head import without_head
 from fedfleet.workloads.models.pretrained import Pretrained, transformers
 from fedfleet.workloads.models.pretraining import pretrain
 from fedfleet.workloads.stateless import Stateless, parameters_of
@@ -138,6 +140,11 @@ def test_decoders(family, tmp_path):
         torch.testing.assert_close(apart[:, 3:8], Stateless(network)(p, x[0][:, 3:8]), rtol=1e-4, atol=1e-5)
     checked_in_blocks(network, p, planes(x))
     checked_in_blocks(network, p, x)
+    with torch.no_grad(), without_head():
+        hidden = Stateless(network)(p, planes(x[0]))
+    head = CausalLm.last_layer(network)
+    assert head is not None
+    torch.testing.assert_close(head.logits(hidden), apart, rtol=1e-5, atol=1e-6)
     stored = Pretrained(str(folder)).stored((10,), 31)
     if family in RENAMED:
         assert stored is None

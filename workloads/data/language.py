@@ -20,12 +20,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..classification import Classification
+from ..classification import Classification, check_logits
 from ..files.cache import digest
 from ..files.roots import damaged
 from ..models.gpt import Gpt
+from ..models.head import Head, places_at_once, without_head
 from ..models.pretrained import Pretrained
 from ..objectives import NOT_COUNTED, CountedTokens
 from ..partitions.natural import Natural, client_numbers
@@ -237,10 +238,25 @@ class TextTable(Classification):
 class Language(TextTable):
     """Rows of tokens with the token behind each place, for language models. A subclass says how records become rows.
 
-    `mean`: of losses, over tokens, or over rows.
+    `mean`: of losses, over tokens, or over rows. `loss_chunk`: for how many places of each row of a batch logits are
+    computed at once, and once more for the gradient; null for so many that they take 64 MiB at most.
     """
 
     mean: Literal["tokens", "rows"] = "tokens"
+    loss_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss_chunk is not None and self.loss_chunk < 1:
+            raise ValueError(f"loss_chunk >= 1 must hold, got loss_chunk={self.loss_chunk}; leave it out for 64 MiB")
+
+    def check(self) -> None:
+        super().check()
+        if self.loss_chunk is not None and self.last_layer(self.outline) is None:
+            raise ValueError(
+                f"loss_chunk: the last layer of this network must be a linear one, without an adapter, got "
+                f"loss_chunk={self.loss_chunk}; leave it out"
+            )
 
     @abstractmethod
     def rows(self, records: Sequence[Record], tokeniser: Tokeniser) -> Rows:
@@ -255,6 +271,37 @@ class Language(TextTable):
     def objective(self) -> CountedTokens:
         return CountedTokens(self.classes)
 
+    # --- the last layer -------------------------------------------------------------------------------------------
+    @staticmethod
+    def last_layer(network: nn.Module) -> Head | None:
+        """The last layer of a network, None for one that is not known."""
+        return network.last_layer() if hasattr(network, "last_layer") else None  # pyright: ignore[reportCallIssue]
+
+    def in_chunks(self, p: Params, batch: Batch) -> tuple[Head, Tensor, int] | None:
+        """(the last layer, what it reads (B, T, width), the places of a chunk); None where all logits are computed at
+        once."""
+        rows, length = batch["label"].shape
+        places = places_at_once(self.loss_chunk, rows, self.classes)
+        if places >= length or self.last_layer(self.network.module) is None:
+            return None
+        with without_head():
+            hidden = self.logits(p, batch, batch.get("key"))
+        head = self.last_layer(self.network.module)  # with the tensors of this call
+        assert head is not None
+        return head, hidden, places
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        found = self.in_chunks(p, batch)
+        if found is None:
+            return super().losses(p, batch)
+        head, hidden, places = found
+        given = batch["label"] != NOT_COUNTED
+        losses = head.losses(hidden, torch.where(given, batch["label"], 0).long(), places)
+        return self.objective.mean(losses, given)
+
+    def trial(self, p: Params, batch: Batch) -> object:
+        return check_logits(super().trial(p, batch))
+
     # --- means ----------------------------------------------------------------------------------------------------
     def row_weights(self, batch: Batch) -> Tensor:
         targets = (batch["label"] != NOT_COUNTED).sum(-1)
@@ -266,8 +313,16 @@ class Language(TextTable):
     whole: ClassVar[tuple[str, ...]] = ("bytes", "targets")  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        targets = (batch["label"] != NOT_COUNTED).sum(-1)
-        return {**super().report(p, batch), "bytes": batch["bytes"], "targets": targets}
+        given = batch["label"] != NOT_COUNTED
+        more = {"bytes": batch["bytes"], "targets": given.sum(-1)}
+        found = self.in_chunks(p, batch)
+        if found is None:
+            return {**super().report(p, batch), **more}
+        head, hidden, places = found
+        label = torch.where(given, batch["label"], 0).long()
+        losses, hits = head.losses(hidden, label, places), head.hits(hidden, label, places)
+        means = self.objective.mean(losses, given), self.objective.mean(hits.to(losses.dtype), given)
+        return {"loss": means[0], "accuracy": means[1], **more}
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
         """`perplexity`; and `bits_per_byte` of the texts, which can be compared between tokenisers."""

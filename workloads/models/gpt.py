@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from ..workload import Model
 from .dropout import Dropout
+from .head import WITHOUT_HEAD, Head
 from .published import load
 
 EPS = 1e-5
@@ -139,7 +140,14 @@ class Decoder(nn.Module):
         for block in self.blocks:
             h = block(h, places)
         h = self.norm(h)
+        if WITHOUT_HEAD.get():
+            return h
         return F.linear(h, self.embed["tokens"].weight) if self.head is None else self.head(h)  # pyright: ignore[reportArgumentType]
+
+    def last_layer(self) -> Head | None:
+        """See `Pretrained`'s classes."""
+        layer: Any = self.embed["tokens"] if self.head is None else self.head
+        return Head(layer.weight) if self.head is None or type(layer) is nn.Linear else None
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,14 @@ from torch import Tensor, nn
 from ..files.cache import first_line
 from ..stateless import parameters_of
 from ..workload import WITHOUT_WEIGHTS, Model, Params
+from .head import WITHOUT_HEAD, Head
 from .stored import CODES, ONE, Place, StoredTensors, headers
 
 CONFIG = "config.json"
 OF_TOKENS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 """The files of a tokeniser that a model is published with, where its folder has them."""
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier_scale")
+"""The settings by which some architectures multiply or divide logits."""
 SHOWN = 4
 """The largest number of names in a message."""
 
@@ -95,7 +98,19 @@ class Causal(Seen):
     """tokens -> logits (B, T, vocabulary) of the token behind each place."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if WITHOUT_HEAD.get():
+            network: Any = self
+            return network.base_model(**self.given(x, causal=True)).last_hidden_state
         return super().forward(**self.given(x, causal=True)).logits  # pyright: ignore[reportAttributeAccessIssue]
+
+    def last_layer(self) -> Head | None:
+        """What makes logits of the hidden states; None where that is more than a linear layer and a cap."""
+        network: Any = self
+        layer = network.get_output_embeddings()
+        scaled = any(getattr(self.config, name, None) not in (None, 1, 1.0) for name in SCALES)
+        if type(layer) is not nn.Linear or scaled:
+            return None
+        return Head(layer.weight, layer.bias, getattr(self.config, "final_logit_softcapping", None))
 
 
 class Classifier(Seen):
