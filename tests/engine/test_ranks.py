@@ -231,3 +231,14 @@ def test_what_has_no_meaning_is_refused(more: dict[str, Any], told: str, tmp_pat
     with pytest.raises(ConfigError, match=told):
         run(digits(adapter, **more), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_exported_adapter_has_the_largest_rank():
+    """And its scale: the factors of clients with fewer rows are parts of the same ones."""
+    spec = RunSpec.of("x", digits({**SPEC, "alpha": "2r", "train": []}))
+    p = {**dict(spec.initial_model().items()), **spec.frozen}
+    workload: Any = spec.workload
+    written = workload.adapter.written(workload.outline, p)
+    config = written["adapter_config.json"]
+    assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (6, 12, False)
+    assert written["adapter_model.safetensors"]["base_model.model.fc1.lora_A.weight"].shape == (6, 64)
