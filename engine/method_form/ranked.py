@@ -115,6 +115,13 @@ class Ranked(Around):
     own_view = True  # pyright: ignore[reportAssignmentType]
     own_traffic = True  # pyright: ignore[reportAssignmentType]
 
+    @property
+    def not_private(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.not_private or (
+            "messages have minus the server's factors in the rows and columns that a client of a smaller rank lacks, "
+            "and the bound would be of these"
+        )
+
     def cut(self, state: Any, seen: Seen) -> Any:
         """A state of which all trees have 0 in the rows and columns from r_i on."""
 

@@ -210,6 +210,10 @@ def states_in(result: Any) -> list[dict[str, Tensor]]:
 REFUSED = [
     ({"method": "scaffold"}, r"workload.adapter.ranks: does not go with scaffold, because its clients keep something"),
     ({"method": "ditto"}, r"workload.adapter.ranks: does not go with ditto, because its clients do more than"),
+    (
+        {"method": "fedavg", "privacy": {"clip": 1.0, "noise": 1.0, "delta": 0.01}},
+        "fedavg has no private form: messages have minus the server's factors",
+    ),
     ({"systems": {}}, "workload.adapter.ranks: the virtual clock has one size of messages for all clients"),
     (
         {"evaluate": {"clients": {"adapt": {"steps": 2}}}},
