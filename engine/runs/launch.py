@@ -18,6 +18,7 @@ from ..state.checkpoint import checkpointed_rounds
 from ..state.folders import discard
 from ..stopping import stopping
 from .host import Host
+from .needs import nearly_too_large
 from .observer import Observer
 from .result import Result
 
@@ -64,6 +65,8 @@ def play(
                 if isinstance(observer, Observer):
                     observer.under_way = under_way
                 observer.begin(run_spec)
+            if line := nearly_too_large(run_spec):
+                notify(line, observers)
             events = events_of(run_spec, directory, stop, host or Host(), under_way)
             rows, (model, stopped, best), seconds = yield from _observed(run_spec, events, observers)
             seconds += time.perf_counter() - started

@@ -26,6 +26,8 @@ from ..workload.model import check_size
 
 LARGE = 1 << 30
 """Bytes of the tensors of a model, and of the states of all clients, from which on their room is looked at first."""
+MOST = 0.8
+"""The share of the free memory from which on a run that fits is told of in the log."""
 SHARED_MEMORY = Path("/dev/shm")
 """Where Ray has what all processes of a node read."""
 COPIES = 3
@@ -88,6 +90,28 @@ def check_needs(run_spec: RunSpec) -> None:
     if run_spec.device.type == "cpu":
         check_client(run_spec, needs)
     check_rows(run_spec, needs.row)
+
+
+def nearly_too_large(run_spec: RunSpec) -> str:
+    """A line for the log where one client takes most of the memory beside the frozen tensors, "" elsewhere."""
+    outline, free = run_spec.workload.outline, available_memory()
+    if run_spec.experiment.engine.address or outline is None or free is None or run_spec.device.type != "cpu":
+        return ""
+    if sum(value.numel() for value in outline.parameters()) * run_spec.dtype.itemsize < LARGE:
+        return ""
+    needs = Needs.of(run_spec)
+    return "" if needs is None else warning(needs, free)
+
+
+def warning(needs: Needs, free: int) -> str:
+    """`nearly_too_large` of needs, with so many bytes free."""
+    asked = needs.base + needs.client
+    if asked < MOST * free:
+        return ""
+    return (
+        f"memory: the frozen tensors and one client need {gigabytes(asked)}, {asked / free:.0%} of the "
+        f"{gigabytes(free)} that are free, and activations come on top"
+    )
 
 
 def check_base(run_spec: RunSpec, needs: Needs) -> None:

@@ -1,8 +1,8 @@
 """Tensors as the bytes of a file in the format of safetensors, https://huggingface.co/docs/safetensors.
 
-The library's own `save` allocates a copy in Rust, where an allocation that fails ends the whole process. Checkpoints are
-written while other threads train, so memory may well run out there. Here Python allocates, and raises MemoryError. The
-bytes are those of the library, which also reads them.
+The library's own `save` allocates a copy in Rust, where an allocation that fails ends the whole process. Checkpoints
+are written while other threads train, so memory may well run out there. Here Python allocates, and raises MemoryError.
+The bytes are those of the library, which also reads them.
 """
 
 from __future__ import annotations

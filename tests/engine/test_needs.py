@@ -22,7 +22,7 @@ from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.method_form.state_spec import StateSpec, byte_count
 from fedfleet.engine.run_spec import RunSpec
-from fedfleet.engine.runs.needs import Needs, check_base, check_client, different_clients
+from fedfleet.engine.runs.needs import Needs, check_base, check_client, different_clients, warning
 from fedfleet.engine.workload.model import physical_memory
 from fedfleet.workloads.models.adapters import Lora
 from fedfleet.workloads.stateless import parameters_of
@@ -59,6 +59,17 @@ def test_one_client_that_does_not_fit(tmp_path: Path):
     assert told.startswith("workload: one client of this model needs ")
     assert f"({p}" in told
     assert told.endswith("; train adapters (workload.adapter), give engine.device, or a smaller model")
+
+
+def test_a_client_that_hardly_fits_is_told_of():
+    """From 80 % of the free memory on."""
+    needs = Needs(base=3_000_000_000, held=0, model=1_000_000_000, at_work=3_000_000_000, row=0)
+    assert warning(needs, 8_750_000_001) == ""
+    told = warning(needs, 8_750_000_000)
+    assert told == (
+        "memory: the frozen tensors and one client need 7.0 GB, 80% of the 8.8 GB that are free, and activations come "
+        "on top"
+    )
 
 
 def test_rows_that_do_not_fit_on_the_disk(tmp_path: Path):
