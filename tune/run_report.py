@@ -30,6 +30,8 @@ from .units import duration, factor, is_share, shown, with_unit, written
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
+OF_SENT = "This is about what clients send: a client's own model is not private against somebody who sees it."
+"""What a report says of the privacy of a run whose clients keep parts of a model."""
 WORK = {"local steps": "client/steps", "gradients": "client/gradients"}
 """Rows of the table of costs that say how much was computed -> their columns."""
 
@@ -52,7 +54,8 @@ def page_of(folder: Path) -> Page:
     sections = [metrics(columns), *charts(columns), *own, costs(columns), settings(config)]
     present = [section for section in sections if section.has_content]
     if spent := privacy_spent(folder):
-        present.append(PageSection("Privacy", f"{spent}."))
+        own = f" {OF_SENT}" if "personal/parameters" in columns else ""
+        present.append(PageSection("Privacy", f"{spent}.{own}"))
     return Page(title(config), facts(config, folder, result), present, problem=problem)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -161,7 +162,8 @@ class ClientStates:
 
     def save(self, client: int, file: Path, form: Form = "whole") -> None:
         """Write the model of a client. The file's metadata have, as texts: client, round, visits, method, the number of
-        the adaptation, and the names of the personal and the frozen tensors, separated by commas, if there are any."""
+        the adaptation, and the names of the personal and the frozen tensors, separated by commas, if there are any; of
+        personal tensors alone also `model`, the place of the server's model, which has the others."""
         spec, visits = self._run_spec, self._snapshot.visits
         facts = {
             "client": str(client),
@@ -176,6 +178,8 @@ class ClientStates:
         if form == "personal":
             own = self._x.layout.names if spec.division is None else spec.division.names
             tensors = {name: tensors[name] for name in own}
+            if spec.division is not None:
+                facts["model"] = os.path.relpath(self._folder / "model.safetensors", file.parent)
         from safetensors.torch import save_file
 
         try:

@@ -177,6 +177,9 @@ def test_a_run_writes_the_models_of_its_clients_at_its_end(tmp_path: Path):
     expected = kept.client_model(3)
     found = load_file(files[3])
     assert found.keys() == {"out.weight", "out.bias"}
+    with safe_open(files[3], "pt") as file:
+        model = files[3].parent / file.metadata()["model"]
+    assert model.resolve() == tmp_path / "run" / "model.safetensors"
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
     for sentence, given in (
         ("evaluate.clients.export: needs a folder", made),

@@ -188,6 +188,16 @@ def test_an_unknown_column_is_answered_by_the_nearest_ones(tmp_path: Path):
     assert nearest_column("x", []) == "none is known"
 
 
+@pytest.mark.long
+def test_the_page_of_a_private_run_says_what_is_private(tmp_path: Path):
+    privacy = {"clip": 1.0, "noise": 1.0, "delta": 0.01}
+    for name, personal in (("all", None), ("head", {"tensors": "head"})):
+        run(small(personal, privacy=privacy), tmp_path / name)
+        (note,) = (section.note for section in page_of(tmp_path / name).sections if section.title == "Privacy")
+        told = note.endswith("a client's own model is not private against somebody who sees it.")
+        assert told == (personal is not None)
+
+
 def test_a_damaged_table_says_so(tmp_path: Path):
     assert by_client(tmp_path) is None
     pq.write_table(pa.table({"client": [0]}), tmp_path / FILE)
