@@ -90,16 +90,18 @@ class ClientIndex(NamedTuple):
         offsets = np.concatenate([self.offsets, self.offsets[-1] + others.offsets[1:]])
         both = () if self.targets is None or others.targets is None else (self.targets, others.targets)
         targets = np.concatenate(both) if both else None
-        common = {name: np.concatenate([self.common[name], others.common[name]]) for name in self.common}
+        shared = [name for name in self.common if name in others.common]
+        common = {name: np.concatenate([self.common[name], others.common[name]]) for name in shared}
         rows = np.concatenate([self.rows, others.rows])
         return ClientIndex(offsets, rows, held, validation, targets=targets, common=common)
 
     def with_common(self, name: str, column: np.ndarray) -> ClientIndex:
-        """The same with a column in `common`, if all rows that a client trains on have one value of it. column: (n,) of
-        all training rows. Every client must have a row."""
-        values = column[self.rows]
-        firsts = values[self.offsets[:-1]]
-        alike = bool((values == np.repeat(firsts, self.sizes)).all())
+        """The same with a column in `common`, if all rows that a client trains on in some round have one value of it.
+        column: (n,) of all training rows. Every client must have a row."""
+        whole = self.whole
+        values = column[whole.rows]
+        firsts = values[whole.offsets[:-1]]
+        alike = bool((values == np.repeat(firsts, whole.sizes)).all())
         return self._replace(common={**self.common, name: firsts}) if alike else self
 
     def with_targets(self, of_rows: np.ndarray) -> ClientIndex:

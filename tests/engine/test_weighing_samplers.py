@@ -17,7 +17,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.fleet.table import SAMPLERS
 from fedfleet.engine.runs.prepare import prepare
-from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.client_index import ClientIndex, Drift
 from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.small import Mlp
 from fedfleet.workloads.partitions.natural import Domains
@@ -119,6 +119,24 @@ def test_groups_may_be_the_values_of_a_column():
         )
         assert all(np.array_equal(one[name], other[name]) for name in one)
         assert not np.array_equal(one["out.weight"], apart["out.weight"])
+
+
+def test_groups_of_a_column_go_with_unseen_clients():
+    """Those alone that are trained with have groups; the unseen ones are evaluated with them."""
+    evaluate = {"every": 0, "held_out": 0.3, "clients": {"own": True}}
+    one, other = (
+        final({"name": "agnostic", "groups": groups}, InRegions(), evaluate, clients=3, cohort=3, unseen=[3])
+        for groups in ([1, 0, 1], "region")
+    )
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_rows_of_later_windows_count_too():
+    """Client 0 has one value in the window of round 1, and another one later."""
+    index = ClientIndex.equal(np.arange(8), 2)._replace(drift=Drift(window=0.5, move=0.5)).in_windows()
+    assert index.with_common("domain", np.array([1, 1, 2, 2, 3, 3, 3, 3])).common == {}
+    found = index.with_common("domain", np.array([1, 1, 1, 1, 3, 3, 3, 3])).common
+    assert found["domain"].tolist() == [1, 3]
 
 
 class OfWriters(Digits):
