@@ -36,9 +36,9 @@ KEPT = "checkpoint.last=true"
 
 
 FOLDER = "client-models"
+"""The folder in that of the run where the files of clients' models lie."""
 IN_A_FOLDER = 1000
 """The largest number of files of clients' models in a folder."""
-"""The folder in that of the run where the files of clients' models lie."""
 Form = Literal["personal", "whole"]
 """What a file has: the tensors that stay with the client, or all of its model."""
 

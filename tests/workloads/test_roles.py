@@ -58,6 +58,12 @@ def test_of_equal_roles_the_first_by_name_are_chosen(tmp_path: Path):
     assert found == ["A", "B"]
 
 
+def test_roles_may_be_numbered(tmp_path: Path):
+    names, lines = ("user", "play", "split", "text"), [(role, "hamlet", "train", "word " * role) for role in (1, 2)]
+    pq.write_table(pa.table(dict(zip(names, zip(*lines, strict=True), strict=True))), tmp_path / FILE)
+    assert [name for name, _, _ in Roles(path=str(tmp_path / FILE), largest=1).of_clients()] == ["2"]
+
+
 def test_the_lines_of_a_role_are_one_document(path: str):
     """Its training lines, and its test lines by themselves; the stream of a role ends with the end of a text."""
     train, test = Roles(path=path, largest=1, plays=("macbeth",), length=4).load()

@@ -81,7 +81,7 @@ class Roles(CausalLm):
             raise ValueError(f"least: a role must have so many characters, got least={self.least} of {most} at most; "
                              "lower it, or take more plays")  # fmt: skip
         chosen = {*roles[: self.largest]}
-        return (line for line in lines if line[USER] in chosen)
+        return (line for line in lines if self.cell(line, USER) in chosen)
 
     def _of_plays(self, play: str) -> bool:
         return (not self.plays or play in self.plays) and play not in self.without_plays
