@@ -33,6 +33,7 @@ from ..contract import (
     Public,
     Round,
     Server,
+    Viewer,
 )
 from ..tree import Tree
 
@@ -95,6 +96,10 @@ class Clipped(Algorithm):
         return self.method.shares_model
 
     @property
+    def own_view(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.own_view
+
+    @property
     def adaptation(self) -> Adaptation | None:
         return self.method.adaptation
 
@@ -113,6 +118,13 @@ class Clipped(Algorithm):
         if not self.adaptive:
             return self.method.unpack(public)
         return public._replace(method=self.method.unpack(public.method))
+
+    def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
+        return self.method.looks(self._public_of_method(public), client)
+
+    def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
+        seen = self.method.view(self._public_of_method(public), viewer, losses)
+        return public._replace(method=seen) if self.adaptive else seen
 
     def client_init(self, public: Public) -> Client:
         return self.method.client_init(self._public_of_method(public))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ NOISY = {"clip": 0.5, "noise": 1.0, "delta": 1e-2}
 QUANTILE = {**NOISY, "clip": {"name": "quantile", "count_noise": 2.0}}
 
 
-def private(privacy, federation=None, method="fedavg", rounds=3, local=STEPS, **engine):
+def private(privacy, federation=None, method: Any = "fedavg", rounds=3, local=STEPS, **engine):
     """Run an experiment with 30 clients, about 9 of them in each round; privacy: the section of this name, or None."""
     data = digits(method, local, rounds, **engine).plain()
     data["federation"] |= federation or {}
@@ -61,6 +62,14 @@ def test_without_noise_and_bound_nothing_changes(method, local):
     assert bounded.model_sha256 == plain.model_sha256
     assert untimed(bounded, set(plain.rows[0])) == untimed(plain, set(plain.rows[0]))
     assert "privacy/epsilon" not in bounded.rows[0]
+
+
+@pytest.mark.parametrize("clip", [math.inf, {"name": "quantile", "start": 1e6, "below": 0.9}], ids=["one", "adapted"])
+def test_clients_of_a_bounded_method_have_views_of_their_own(clip):
+    """alpha of FedDyn then depends on the rows of a client."""
+    method = {"name": "feddyn", "alpha_by": "examples", "rule": {"name": "sgd", "lr": 0.1}}
+    plain, bounded = (run(private(each, method=method)) for each in (None, {"clip": clip, "noise": 0}))
+    assert bounded.model_sha256 == plain.model_sha256
 
 
 def noise_of_first_round(privacy, federation, method="fedavg"):
