@@ -218,6 +218,11 @@ class RunSpec:
             return method
         ranks = pairs[0].ranks
         assert ranks is not None
+        if isinstance(self.experiment.method, dict) and self.experiment.method.get("compression") is not None:
+            raise ConfigError(
+                "workload.adapter.ranks: does not go with method.compression, whose codes have one size for all "
+                "clients; leave one of them out"
+            )
         layout = self.layout if self.division is None else self.division.shared
         if why := ranked.why_not(method, Tree(torch.zeros(sum(layout.sizes), dtype=self.dtype), layout)):
             raise ConfigError(

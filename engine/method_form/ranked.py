@@ -28,10 +28,23 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm, Around, Client, Local, Message, Oracle, Public, Round, Server, Viewer
+from ...algorithms.contract import (
+    Algorithm,
+    Around,
+    Client,
+    Known,
+    Local,
+    Message,
+    Oracle,
+    Public,
+    Round,
+    Server,
+    Viewer,
+)
 from ...algorithms.local import LocalMethod
 from ...algorithms.tree import Layout, Tree
 from ...workloads.pair import Pair, Ranks
+from .batch_norm import Buffered, buffers_in
 from .personal import Personal
 from .scheduled import Scheduled
 from .state_spec import byte_count, without_known
@@ -123,7 +136,8 @@ class Ranked(Around):
         )
 
     def cut(self, state: Any, seen: Seen) -> Any:
-        """A state of which all trees have 0 in the rows and columns from r_i on."""
+        """A state of which all trees have 0 in the rows and columns from r_i on. What is `Known` has no factors, and
+        stays the one that clients share."""
 
         def of_tree(part: Any) -> Any:
             if not isinstance(part, Tree):
@@ -131,7 +145,7 @@ class Ranked(Around):
             rows = rows_of(part.layout, self.places, part.flat.device)
             return Tree(torch.where(rows < seen.rank, part.flat, 0.0), part.layout)
 
-        return pytree.tree_map(of_tree, state, is_leaf=lambda part: isinstance(part, Tree))
+        return pytree.tree_map(of_tree, state, is_leaf=lambda part: isinstance(part, Tree | Known))
 
     def scaled(self, tree: Tree, seen: Seen) -> Tree:
         """The tree with (s_i / s) B in the place of B."""
@@ -178,10 +192,15 @@ class Ranked(Around):
         whole = self.method.client_model(x, public.whole, self.cut(client, public))
         return self.scaled(self.cut(whole, public), public)
 
+    def client_facts(self, public: Seen, client: Client) -> dict[str, Tensor]:
+        return self.method.client_facts(public.whole, client)
+
     def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
         rank, counted = self.ranks.rank(client), self.method.traffic(round, public, message, client)
         sent = (without_known(public), (message.delta, message.sent, message.averaged, message.norm2))
-        down, up = (byte_count(state) - self._beyond(state, rank) for state in sent)
+        buffers = buffers_in(public)
+        apart = 0 if buffers is None else byte_count(buffers)  # they are counted by themselves
+        down, up = (byte_count(state) - self._beyond(state, rank) - apart for state in sent)
         return down if counted[0] is None else counted[0], up if counted[1] is None else counted[1]
 
     def _beyond(self, state: Any, rank: int) -> int:
@@ -215,7 +234,7 @@ class Ranked(Around):
 
 def why_not(method: Algorithm, x: Tree) -> str:
     """Why a method does not go with different ranks, "" if it does. x: the model that it sees."""
-    while isinstance(method, Scheduled | Personal):
+    while isinstance(method, Buffered | Scheduled | Personal):
         method = method.method
     if method.moves_weights:
         return ""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfleet import fork
-from fedfleet.algorithms.contract import Known
+from fedfleet.algorithms.contract import Known, Viewer
 from fedfleet.algorithms.fedavg import Plain
 from fedfleet.algorithms.fedex_lora import fedex_lora
 from fedfleet.algorithms.parts.exact_mean import OfAdapters
@@ -23,7 +25,9 @@ from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.tune.show import traffic
+from fedfleet.workloads.data.digits import Digits
 from fedfleet.workloads.models.adapters import Lora
+from fedfleet.workloads.workload import Model
 from tests.engine.setups import driver_here, next_round, states_of
 from tests.engine.test_adapters import SHARES, Waves, digits, trained, waves
 from tests.engine.test_exact_mean import Alone, Waved
@@ -156,6 +160,38 @@ def test_bytes_are_those_of_the_ranks(name: str):
         assert row["comm/bytes_down"] == 8 * down
 
 
+@dataclass(frozen=True)
+class Normalised(Model):
+    """The network of `RUNS` with BatchNorm behind its first layer."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        layers = {"flat": nn.Flatten(), "fc1": nn.Linear(64, 16), "norm": nn.BatchNorm1d(16, affine=False)}
+        return nn.Sequential(OrderedDict(**layers, fc2=nn.Linear(16, 12), relu=nn.ReLU(), out=nn.Linear(12, classes)))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsa", "flora"])
+def test_running_statistics_go_along_and_are_counted_by_themselves(name: str):
+    workload, own = Digits(Normalised(), adapter=Lora(("fc1", "fc2"), ranks=(6, 3, 2, 1), train=("out.*",))), {}
+    if name == "fedsa":
+        own = {"evaluate": {"held_out": 0.2, "clients": {"own": True, "statistics": "training"}}}
+    rows = run(made(name, workload=workload, **own)).rows
+    each = 64 + 16 if name == "fedsa" else sum(PER_RANK)
+    for row in rows:
+        assert row["comm/bytes_up"] == 8 * (each * round(5 * row["client/rank"]) + 5 * REST)
+        assert row["comm/bytes_buffers_up"] == 8 * 5 * 2 * 16
+
+
+def test_weights_beside_factors_are_not_copied_for_clients():
+    """A method's server changes them, and clients have them already."""
+    around: Any = RunSpec.of("x", made("flora")).method()
+    public = around.broadcast(around.server_init(RunSpec.of("x", made("flora")).initial_model()))
+    seen = around.view(public, Viewer(torch.tensor(3), torch.tensor(1.0)), torch.zeros(0))
+    cut = around.cut(seen.whole, seen)
+    assert cut.weights.value is public.weights.value
+    assert not cut.x["fc1.lora_a"][1:].any()
+    assert cut.x["fc1.lora_a"][0].any()
+
+
 def test_show_has_the_mean_of_the_clients():
     spec = RunSpec.of("x", made("fedavg"))
     assert f"up {8 * (sum(PER_RANK) * 3 + REST):,} B" in traffic(spec, spec.initial_model())
@@ -213,6 +249,10 @@ REFUSED = [
     (
         {"method": "fedavg", "privacy": {"clip": 1.0, "noise": 1.0, "delta": 0.01}},
         "fedavg has no private form: messages have minus the server's factors",
+    ),
+    (
+        {"method": {"name": "fedavg", "compression": {"name": "coded", "codec": "sign"}}},
+        "workload.adapter.ranks: does not go with method.compression, whose codes have one size for all clients; leave",
     ),
     ({"systems": {}}, "workload.adapter.ranks: the virtual clock has one size of messages for all clients"),
     (
