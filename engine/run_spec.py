@@ -656,12 +656,28 @@ class RunSpec:
     def frozen(self) -> dict[str, Tensor]:
         """The frozen tensors of the model in the run's dtype, on the processor. They are constants of the run, of which
         no round, row, message or checkpoint has a copy."""
-        if (stored := self._stored_frozen) is not None:
-            with building_model(self.experiment.workload):
-                return dict(stored)
+        found = self._found_frozen()
+        with building_model(self.experiment.workload):
+            return dict(found)
+
+    @property
+    def frozen_one_by_one(self) -> Mapping[str, Tensor]:
+        """The same. Those that are in files are read when they are asked for, unless all are in memory already."""
+        build = vars(RunSpec)["frozen"].build
+        if self.built.get(build, (None, None))[0] is self.experiment:
+            return self.frozen
+        found = self._found_frozen()
+        if not isinstance(found, StoredTensors):
+            self.built[build] = self.experiment, dict(found)
+        return found
+
+    def _found_frozen(self) -> Mapping[str, Tensor]:
+        """The frozen tensors, still in files where all of them are there as the run has them."""
         with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
-            tensors = self.workload.frozen(self.experiment.seed)
-            if names := self.kept_apart.frozen:
+            tensors, names = self.workload.frozen(self.experiment.seed), self.kept_apart.frozen
+            if isinstance(tensors, StoredTensors) and self.given_model is None and not names:
+                return tensors.some(tuple(name for name in tensors if name not in self.held)).to(self.dtype)
+            if names:
                 trained = self.workload.init(self.experiment.seed)
                 tensors = {**tensors, **{name: trained[name] for name in names}}
             given = self.given_model or {}
@@ -670,24 +686,6 @@ class RunSpec:
                 for name, value in tensors.items()
                 if name not in self.held
             }
-
-    @property
-    def frozen_one_by_one(self) -> Mapping[str, Tensor]:
-        """The same. Those that are in files are read when they are asked for, unless all are in memory already."""
-        built = self.built.get(vars(RunSpec)["frozen"].build, (None, None))[0] is self.experiment
-        stored = None if built else self._stored_frozen
-        return self.frozen if stored is None else stored
-
-    @property
-    def _stored_frozen(self) -> StoredTensors | None:
-        """The frozen tensors where all of them are in files of the workload, as these have them; None otherwise."""
-        if self.given_model is not None or self.kept_apart.frozen or self.workload.outline is None:
-            return None
-        with plugin_errors("workload", settings=self.experiment.workload):
-            tensors = self.workload.frozen(self.experiment.seed)
-        if not isinstance(tensors, StoredTensors):
-            return None
-        return tensors.some(tuple(name for name in tensors if name not in self.held)).to(self.dtype)
 
     @built_once
     def frozen_facts(self) -> dict[str, Any]:

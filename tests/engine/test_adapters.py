@@ -198,6 +198,16 @@ def test_rows_and_messages_have_the_factors_alone():
     assert {*spec.frozen} == {f"fc{i}.{name}" for i in (1, 2) for name in ("weight", "bias")}
 
 
+def test_frozen_tensors_are_built_once(monkeypatch: pytest.MonkeyPatch):
+    """Also where they are first asked for one by one, as files alone could give them."""
+    spec, calls, real = RunSpec.of("x", digits()), [], Classification.frozen
+    monkeypatch.setattr(Classification, "frozen", lambda self, seed: calls.append(seed) or real(self, seed))
+    one_by_one, found = spec.frozen_one_by_one, spec.frozen
+    assert spec.frozen_facts["tensors"] == [*one_by_one] == [*found]
+    assert all(one_by_one[name] is value for name, value in found.items())
+    assert len(calls) == 1
+
+
 def test_a_new_adapter_changes_nothing():
     """The network is the one that is drawn without it, from the same seed."""
     made = digits(federation={"clients": 12, "cohort": 5, "rounds": 1, "local": {"steps": 1, "batch": 8}})
