@@ -60,7 +60,21 @@ def with_targets(index: ClientIndex, workload: Workload, split: Split, experimen
         raise ConfigError(
             f"federation.weights: tokens counts the targets of texts, and {why}; choose weights: examples"
         )
-    return index if targets is None else index.with_targets(targets)
+    if targets is None:
+        return index
+    targets, rows = np.asarray(targets), len(next(iter(split.train.values())))
+    if targets.shape != (rows,) or targets.dtype.kind not in "iu":
+        raise ConfigError(
+            f"workload: targets must be whole numbers of shape ({rows},), got {targets.dtype} of shape {targets.shape}"
+        )
+    index = index.with_targets(targets)
+    without = np.flatnonzero(index.targets == 0)
+    if experiment.federation.weights == "tokens" and len(without):
+        raise ConfigError(
+            "federation.weights: with tokens every client must have a target, got none for client "
+            f"{without[0]}; leave it out, or choose weights: examples"
+        )
+    return index
 
 
 def seen_and_unseen(federation: Federation, seed: int) -> tuple[np.ndarray, np.ndarray]:

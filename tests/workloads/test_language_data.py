@@ -168,6 +168,24 @@ def test_perplexities_of_clients_are_never_too_large_for_floats():
     assert np.isnan(found[5])
 
 
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (lambda counts: 0 * counts, "federation.weights: with tokens every client must have a target, got none for "),
+        (lambda counts: counts[1:], r"workload: targets must be whole numbers of shape \(\d+,\), got int64 of shape"),
+        (lambda counts: counts / 2, r"workload: targets must be whole numbers of shape \(\d+,\), got float64 of"),
+    ],
+    ids=["none", "too few", "halves"],
+)
+def test_targets_that_are_no_weights_are_refused(found: Any, message: str, tmp_path: Path, monkeypatch: Any):
+    real = CausalLm.targets
+    monkeypatch.setattr(CausalLm, "targets", lambda self, columns: found(real(self, columns)))
+    asked = language(tmp_path, {"name": "causal_lm", "model": {"name": "gpt", "width": 8, "heads": 2}}).model_dump()
+    asked["federation"] |= {"weights": "tokens"}
+    with pytest.raises(ConfigError, match=message):
+        run(experiment(asked))
+
+
 def test_weights_by_targets_need_texts():
     asked = {"workload": "digits", "method": "fedavg", "federation": {"clients": 4, "cohort": 4, "weights": "tokens"}}
     with pytest.raises(
