@@ -48,9 +48,10 @@ def test_metadata_have_one_order():
 
 
 def test_memory_that_is_not_there_is_an_error_and_not_the_end_of_the_process():
-    gibibyte = np.zeros(1 << 30, dtype=np.uint8)  # its pages are not touched
+    """More is asked for than processes can address, which no setting of the system grants."""
+    many = np.zeros(1 << 32, dtype=np.uint8)  # its pages are not touched
     with pytest.raises(MemoryError):
-        tensor_bytes({str(number): gibibyte for number in range(20_000)})
+        tensor_bytes({str(number): many for number in range(40_000)})
 
 
 def test_a_type_without_a_code_is_refused():
