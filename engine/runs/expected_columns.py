@@ -13,7 +13,7 @@ from ...workloads.client_index import ClientIndex
 from ...workloads.objectives import Classes
 from ...workloads.workload import Split
 from ..accelerators.settings import applied
-from ..config.schema import Experiment
+from ..config.schema import Evaluate, Experiment
 from ..errors import ConfigError, FedFleetError
 from ..records.metrics import nearest_column
 from ..rounds.pool import finished
@@ -29,7 +29,8 @@ OF_CLASSIFICATION = ("eval/loss", "eval/accuracy")
 def columns(experiment: Experiment) -> list[str] | None:
     """The columns that `rounds.parquet` will have; None if they are unknown, because the small round itself fails.
 
-    In the small round two clients take one local step each, on one row, and the model is evaluated on a few test rows.
+    In the small round two clients take one local step each, on one row, and the model is evaluated on a few test rows,
+    where clients adapt it by one step.
     With a rule of aggregation or an attack, which may need more messages, all clients of a cohort do so.
     """
     plan = experiment.federation
@@ -39,10 +40,18 @@ def columns(experiment: Experiment) -> list[str] | None:
     engine = experiment.engine.model_copy(
         update={"backend": "local", "device": "cpu", "store": None, "keep_state": False, "address": None}
     )
-    often = experiment.evaluate.model_copy(update={"every": 1})
-    made = experiment.model_copy(update={"federation": small, "engine": engine, "evaluate": often})
+    made = experiment.model_copy(update={"federation": small, "engine": engine, "evaluate": quick(experiment.evaluate)})
     with applied(threads=engine.threads):
         return _columns(made)
+
+
+def quick(evaluate: Evaluate) -> Evaluate:
+    """The same evaluations, in every round, where clients adapt their models by one step."""
+    clients = evaluate.clients
+    if clients is not None and clients.adaptations:
+        steps = tuple(each.model_copy(update={"steps": 1, "epochs": None}) for each in clients.adaptations)
+        clients = clients.model_copy(update={"adapt": steps if isinstance(clients.adapt, tuple) else steps[0]})
+    return evaluate.model_copy(update={"every": 1, "clients": clients})
 
 
 def _columns(made: Experiment) -> list[str] | None:

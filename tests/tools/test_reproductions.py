@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +12,12 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.report.served import Row, Served
 from fedfleet.tune.study.kept_results import read_lines
 from fedfleet.tune.study.spec import Study, load, shipped
-from tools.reproductions import own_models
 from tools.reproductions.claims import NO_RECORD, NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
 from tools.reproductions.claims import Study as WithCells
 from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, studies
 from tools.reproductions.measured import SUMMARIES, Measured, Run, measured, provenance
 from tools.reproductions.page import PAGE, coverage, page, t_interval
+from tools.reproductions.topics import PAGES, topic_page
 
 FILES = sorted(RESULTS.glob("*/cells.jsonl"))
 
@@ -27,8 +28,9 @@ def test_the_page_is_what_the_cells_say():
 
 
 @pytest.mark.long
-def test_the_page_of_clients_own_models_is_what_the_cells_say():
-    assert own_models.PAGE.read_text("utf-8") == own_models.own_models_page(), "run: python -m tools.reproductions"
+@pytest.mark.parametrize("place", PAGES, ids=lambda place: place.stem)
+def test_the_page_of_a_topic_is_what_the_cells_say(place: Path):
+    assert place.read_text("utf-8") == topic_page(place), "run: python -m tools.reproductions"
 
 
 def test_every_folder_is_listed():
@@ -167,6 +169,20 @@ def test_an_order_of_what_is_lost_on_unseen_clients():
     assert verdict_of(made, level="all", order={"methods": ["a", "b"], **criterion}) == REPRODUCED
     assert verdict_of(made, level="all", order={"methods": ["b", "a"], **criterion}) == NOT_REPRODUCED
     assert verdict_of(made, level="all", order={"methods": ["a", "b"], **criterion, "margin": 30}) == TIE
+
+
+def test_an_interval_of_the_worst_tenth():
+    """The worst tenth of "a" is above that of "b" by 20 and by 21 points, and the means are equal."""
+    some = with_cells({"a": [90.0, 90.0], "b": [90.0, 90.0]})
+    worst = {"a": (0.7, 0.71), "b": (0.5, 0.5)}
+    rows = [
+        Row("all", name, {seed: Served(0.9, 0.9, 0.1, one, 0.9, 1.0, "s", {}) for seed, one in enumerate(of_seeds)})
+        for name, of_seeds in worst.items()
+    ]
+    made = {"s": some["s"]._replace(measured=replace(some["s"].measured, clients=rows))}
+    for methods, expected in ((["a", "b"], REPRODUCED), (["b", "a"], NOT_REPRODUCED)):
+        assert verdict_of(made, level="all", interval={"methods": methods, "of": "worst tenth"}) == expected
+        assert verdict_of(made, level="all", interval={"methods": methods}) == TIE
 
 
 def test_a_rate_is_a_slope_over_levels():

@@ -11,7 +11,7 @@ import pytest
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.runs.expected_columns import check_column, columns
+from fedfleet.engine.runs.expected_columns import check_column, columns, quick
 from fedfleet.tune.files import load_data
 from fedfleet.tune.study.check import checked
 from fedfleet.tune.study.spec import load
@@ -47,6 +47,22 @@ def test_a_column_that_no_run_records(tmp_path: Path, key: str, metric: str):
 @pytest.mark.parametrize("metric", ["eval/loss", "train/loss", "server/lr", "comm/bytes_up", "time/seconds"])
 def test_columns_of_all_kinds(tmp_path: Path, metric: str):
     checked(load(written(tmp_path, report={"metric": metric})))
+
+
+@pytest.mark.parametrize(("adapt", "count"), [({"epochs": 3}, 1), ([{"steps": 5}, {"epochs": 2, "batch": "all"}], 2)])
+def test_columns_of_adaptations_need_one_step(adapt: Any, count: int):
+    plain = experiment(load_data("digits", LOCAL))
+    evaluate = plain.evaluate.model_validate(
+        {"every": 5, "held_out": 0.2, "validation": 0.1, "clients": {"adapt": adapt}}
+    )
+    wanted = plain.model_copy(update={"evaluate": evaluate})
+    small = quick(evaluate).clients
+    assert small is not None
+    assert [(each.steps, each.epochs) for each in small.adaptations] == [(1, None)] * count
+    found = columns(wanted)
+    assert found is not None
+    assert {f"eval/adapted{place}/test_loss" for place in ("", "@2")[:count]} <= {*found}
+    assert {*run(wanted).rows[-1]} <= {*found}
 
 
 def test_no_data_are_loaded_for_the_columns_of_a_classification(monkeypatch: pytest.MonkeyPatch):

@@ -158,14 +158,19 @@ def near(criterion: Near, level: str | None, some: list[Study]) -> Verdict:
 
 
 def interval(criterion: Interval, level: str | None, some: list[Study]) -> Verdict:
-    above, below = (values(some, method, level, SUMMARIES[0]) for method in criterion.methods)
+    if criterion.of == "value":
+        above, below = (values(some, method, level, SUMMARIES[0]) for method in criterion.methods)
+    else:
+        made = some[0].measured
+        above, below = (made.worst(method, level or made.levels[0]) for method in criterion.methods)
     pair = paired(above, below)
+    what = "" if criterion.of == "value" else f" of the {criterion.of}"
+    ends = f" ({signed(pair.low)} … {signed(pair.high)}), {pair.n} seeds" if pair.n > 1 else ", one seed"
     decided = REPRODUCED if pair.low > 0 else NOT_REPRODUCED if pair.high < 0 else TIE
     return Verdict(
         decided,
-        "95 % interval (Student's t, paired by seed) above 0",
-        f"{' − '.join(criterion.methods)}: {signed(pair.difference)} ({signed(pair.low)} … {signed(pair.high)}), "
-        f"{pair.n} seeds",
+        f"95 % interval{what} (Student's t, paired by seed) above 0",
+        f"{' − '.join(criterion.methods)}: {signed(pair.difference)}{ends}",
     )
 
 

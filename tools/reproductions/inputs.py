@@ -69,6 +69,8 @@ class Interval(Section):
     """The 95 % interval of the difference of two methods, paired by seed, lies above 0."""
 
     methods: tuple[str, str]
+    of: Literal["value", "worst tenth"] = "value"
+    """What is compared: the value of a method, or its mean over the tenth of the clients that it serves worst."""
 
 
 class Least(Section):
@@ -246,21 +248,25 @@ class Elsewhere(Section):
         return self
 
 
-class OwnModels(Section):
-    """docs/results/personal.yaml: what the page of clients' own models has beside cells."""
+class Topic(Section):
+    """docs/results/NAME.yaml: what a page about several studies has beside cells."""
 
+    title: str
+    intro: str
     folders: tuple[str, ...]
     """The studies, in their order on the page."""
     claims: tuple[Claim, ...] = ()
     """Claims that several papers make, each in its own setting."""
     reading: tuple[str, ...] = ()
     """What follows from the tables, in sentences."""
+    about_published: str
+    """A sentence on how published figures compare with those of the page."""
     published: tuple[Elsewhere, ...] = ()
 
 
-def own_models() -> OwnModels:
-    file = RESULTS / "personal.yaml"
-    return validated(OwnModels, read_yaml(file, str(file)), f"{file.name}: ")
+def topic(name: str) -> Topic:
+    file = RESULTS / f"{name}.yaml"
+    return validated(Topic, read_yaml(file, str(file)), f"{file.name}: ")
 
 
 def studies() -> Studies:

@@ -63,6 +63,12 @@ class Measured:
             if row.level == level
         }
 
+    def worst(self, method: str, level: str) -> dict[int, float]:
+        """Seed -> mean over the worst tenth of the clients that are trained with, in the unit of tables."""
+        scale = factor(self.study.report.metric)
+        row = next(row for row in self.clients if (row.method, row.level) == (method, level))
+        return {seed: scale * run.worst for seed, run in row.runs.items()}
+
     @property
     def levels(self) -> list[str]:
         return list(dict.fromkeys(level for _, level in self.rows))

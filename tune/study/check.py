@@ -113,11 +113,12 @@ def check_metrics(study: Study) -> None:
         plain = [one for method, one in experiments.items() if method not in study.report.metrics]
         if plain:
             check_column(study.report.metric, "report.metric", plain)
-            check_column(study.deciding, "tune.metric", plain)
+            if study.deciding != study.report.metric:
+                check_column(study.deciding, "tune.metric", plain)
         for number, column in enumerate(study.report.also):
             check_column(column, f"report.also[{number}]", [*experiments.values()])
         for method in experiments.keys() & study.report.metrics.keys():
-            for column in (study.report_of(method).metric, study.deciding_of(method)):
+            for column in dict.fromkeys((study.report_of(method).metric, study.deciding_of(method))):
                 check_column(column, f"report.metrics.{method}", [experiments[method]])
 
 

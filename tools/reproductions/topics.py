@@ -1,46 +1,36 @@
-"""The page of studies of clients' own models, docs/results/personal.md."""
+"""Pages about several studies of one topic, with claims, and figures that others have published in other settings."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from fedfleet.tune.by_client import better_off
 from fedfleet.tune.report.served import Row, both, pairs
-from fedfleet.tune.units import factor
+from fedfleet.tune.units import factor, is_share
 
+from . import page
 from .claims import Study, verdict
-from .inputs import RESULTS, Claim, Elsewhere, own_models, studies
+from .inputs import RESULTS, Claim, Elsewhere, studies, topic
 from .measured import measured
 from .page import MADE, mean_and_std, mean_of, t_interval, table
 
-PAGE = RESULTS / "personal.md"
-
-INTRO = """\
-Studies of [a model for each client](../howto/personal.md), each with the seeds 0, 1 and 2. Settings were chosen on
-validation rows of seed 0, never on test rows, in shorter runs. All methods of a study have the same visits, steps and
-batches; their gradients and bytes differ. Values are accuracies in per cent on clients' own test rows after the last
-round, and of FedAvg+FT, Per-FedAvg, FedBABU and Reptile after the adaptation. `weighted` is the mean over the clients
-that are trained with, by their rows: mean ± standard deviation over seeds, and the 95 % interval of the mean by
-Student's t. `deviation` and `worst tenth` are over clients. `unseen` is the mean over clients that were never trained
-with; local training has no model for them. Then come the shares of clients that are strictly better and strictly worse
-off than with local training and with FedAvg, each compared with itself at the same seed and split. Gradients are
-those of all clients' batches in a run, without those of an adaptation."""
-
-PUBLISHED = """\
-Other networks, data, numbers of clients and rounds, so that none of these figures stands beside one of ours."""
+PAGES = tuple(RESULTS / f"{name}.md" for name in ("personal", "language"))
 
 
-def own_models_page() -> str:
-    listed = own_models()
+def topic_page(place: Path) -> str:
+    """The text of one of the PAGES."""
+    listed = topic(place.stem)
     some = found_of(listed.folders)
     parts = [
-        "# Clients' own models",
+        f"# {listed.title}",
         MADE,
-        INTRO,
+        listed.intro,
         *("\n".join(f"- {text}" for text in listed.reading) for _ in listed.reading[:1]),
-        *(section(study) for study in some.values()),
+        *(section(study) if study.measured.clients else page.section(study) for study in some.values()),
         f"## Claims\n\n{claims(listed.claims, some)}",
-        f"## Published figures\n\n{PUBLISHED}",
+        f"## Published figures\n\n{listed.about_published}",
         *map(published, listed.published),
     ]
     return "\n\n".join(parts) + "\n"
@@ -59,7 +49,8 @@ def section(study: Study) -> str:
     levels = list(dict.fromkeys(row.level for row in made.clients))
     for level in levels:
         rows = {row.method: row for row in made.clients if row.level == level}
-        heads = ["method", "seeds", "weighted", "95 % interval", "deviation", "worst tenth", "unseen"]
+        mean = "weighted" if made.study.report.metric.endswith("_weighted") else "mean"
+        heads = ["method", "seeds", mean, "95 % interval", "deviation", "worst tenth", "unseen"]
         heads += [f"better / worse than {name}" for name in made.study.report.against]
         heads += ["gradients", "MB up", "settings"]
         body = table(heads, (line(study, row, rows) for row in rows.values()))
@@ -72,11 +63,12 @@ def line(study: Study, row: Row, rows: Mapping[str, Row]) -> Iterator[str]:
     made = study.measured
     report, runs = made.study.report, made.rows[row.method, row.level]
     scale, values = factor(report.metric), [run.values["last"] for run in runs if run.values]
-    yield from (row.method, str(len(row.runs)), mean_and_std(values), t_interval(values))
+    form, coarse = (".2f", ".1f") if is_share(report.metric) else (".3f", ".2f")
+    yield from (row.method, str(len(row.runs)), mean_and_std(values, form), t_interval(values, form))
     for name in ("std", "worst", "unseen"):
         of_runs = [getattr(run, name) * scale for run in row.runs.values()]
         hidden = name == "unseen" and row.method == "Local"  # which has no model for them but the first one
-        yield "–" if hidden else f"{sum(of_runs) / len(of_runs):.1f}"
+        yield "–" if hidden or math.isnan(sum(of_runs)) else f"{sum(of_runs) / len(of_runs):{coarse}}"
     for name in report.against:
         better, _, worse = better_off(*pairs(*both(rows[name], row)), report.best)[0] if name in rows else (0.0,) * 3
         yield "" if name == row.method else f"{better:.0%} / {worse:.0%}"
