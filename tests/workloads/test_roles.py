@@ -58,6 +58,17 @@ def test_of_equal_roles_the_first_by_name_are_chosen(tmp_path: Path):
     assert found == ["A", "B"]
 
 
+def test_roles_with_test_lines_alone_are_no_clients(path: str):
+    """Nor are those whose training lines are empty."""
+    lines = [*LINES, ("tempest__F", "tempest", "test", "nothing else"), ("tempest__G", "tempest", "train", "")]
+    names = ("user", "play", "split", "text")
+    pq.write_table(pa.table(dict(zip(names, zip(*lines, strict=True), strict=True))), path)
+    workload = Roles(path=path, length=4)
+    assert (workload.split(0, 5).client_index.sizes > 0).all()
+    with pytest.raises(ValueError, match="got clients=6 and 5 natural clients"):
+        workload.split(0, 6)
+
+
 def test_roles_may_be_numbered(tmp_path: Path):
     names, lines = ("user", "play", "split", "text"), [(role, "hamlet", "train", "word " * role) for role in (1, 2)]
     pq.write_table(pa.table(dict(zip(names, zip(*lines, strict=True), strict=True))), tmp_path / FILE)

@@ -57,7 +57,7 @@ class Roles(CausalLm):
         if self.path:
             return super().file
         layout = Layout((FILE,), (FILE,), lambda files, train: files)
-        fetch = "a table with the columns user, play, split and text, or give path"
+        fetch = "put a table with the columns user, play, split and text there, or give path"
         return locate(self.data_root, "shakespeare", (layout,), fetch).train[0]
 
     @property

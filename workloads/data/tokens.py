@@ -32,7 +32,8 @@ class Coded(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[Coded]) -> Coded:
-        return Coded(*(np.concatenate([np.zeros(0, np.int32), *of_parts]) for of_parts in zip(*parts, strict=True)))
+        none = Coded(np.zeros(0, np.int32), np.zeros(0, np.int32))
+        return Coded(*map(np.concatenate, zip(none, *parts, strict=True)))
 
 
 class Tokeniser(ABC):
