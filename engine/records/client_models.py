@@ -6,8 +6,9 @@ client                              the client's number
 name                                where each client has rows of one natural client: its name in the column of clients
                                     of your own table, or else its number in the data set; empty elsewhere
 population                          with federation.unseen: `seen`, or `unseen` for clients that are never trained with
-visits, last_round                  how often it has taken part, and the last round in which it has, empty for none; in
-                                    an asynchronous run the last update that has used a result of it
+visits, last_round                  how often it has taken part, and the last round in which it has, empty for none and
+                                    where a checkpoint of an earlier version did not know it; in an asynchronous run the
+                                    last update that has used a result of it
 rows_training                       how many rows it trains on, also rows_test and rows_validation if the run has such
 cluster                             of methods with several models, the number of the client's model, from 0
 alpha                               of APFL, the share of the client's own model in its mixture
