@@ -133,6 +133,10 @@ class Apfl(Algorithm):
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return mixed(client.alpha, client.v, x)
 
+    def own_part(self, x: Tree, public: Public, client: Client) -> Tree:
+        """v."""
+        return client.v
+
     def client_facts(self, public: Public, client: Client) -> dict[str, Tensor]:
         """alpha: the share of the client's own model."""
         return {"alpha": client.alpha}

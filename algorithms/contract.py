@@ -362,6 +362,11 @@ class Algorithm(ABC):
         it has never taken part."""
         return x
 
+    def own_part(self, x: Tree, public: Public, client: Client) -> Tree:
+        """What a client alone has of the model that it is evaluated with, from which this follows together with x and
+        `client_facts`. The arguments are those of `client_model`."""
+        return self.client_model(x, public, client)
+
     def client_facts(self, public: Public, client: Client) -> dict[str, Tensor]:
         """0-d numbers by name that say what a client's model is, for the file with a row for each client. The arguments
         are those of `client_model`."""
@@ -471,6 +476,9 @@ class Around(Algorithm):
 
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return self.method.client_model(x, public, client)
+
+    def own_part(self, x: Tree, public: Public, client: Client) -> Tree:
+        return self.method.own_part(x, public, client)
 
     def client_facts(self, public: Public, client: Client) -> dict[str, Tensor]:
         return self.method.client_facts(public, client)

@@ -151,6 +151,9 @@ class Buffered(Around):
         parameters, buffers = split_tree(x, self.count)
         return join_trees(self.method.client_model(parameters, public.method, client), buffers)
 
+    def own_part(self, x: Tree, public: Public, client: Client) -> Tree:
+        return self.method.own_part(split_tree(x, self.count)[0], public.method, client)
+
     def client_facts(self, public: Public, client: Client) -> dict[str, Tensor]:
         return self.method.client_facts(public.method, client)
 

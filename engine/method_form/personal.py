@@ -290,6 +290,9 @@ class Personal(Around):
         shared, _ = self.division.split(x)
         return self.division.join(self.method.client_model(shared, public.method, client.method), client.personal)
 
+    def own_part(self, x: Tree, public: Public, client: Client) -> Tree:
+        return client.personal
+
     @property
     def warm_start(self) -> Algorithm | None:
         warm_start = self.method.warm_start

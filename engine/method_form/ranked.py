@@ -192,6 +192,10 @@ class Ranked(Around):
         whole = self.method.client_model(x, public.whole, self.cut(client, public))
         return self.scaled(self.cut(whole, public), public)
 
+    def own_part(self, x: Tree, public: Seen, client: Client) -> Tree:
+        own = self.method.own_part(x, public.whole, self.cut(client, public))
+        return self.scaled(self.cut(own, public), public)
+
     def client_facts(self, public: Seen, client: Client) -> dict[str, Tensor]:
         return self.method.client_facts(public.whole, client)
 

@@ -115,31 +115,56 @@ class ClientStates:
         """The model that a client is served with after the last round, the frozen tensors last: name -> tensor. Of a
         client that has never taken part it is the one that it would begin with. Raises ConfigError for a client that
         the run does not have, and for a state that does not match its digest."""
-        self.check([client])
-        row = int(self._snapshot.row[client]) if client < len(self._snapshot.row) else -1
-        row = row if self._row_files is not None else -1
-        with self._run_spec.computing(), torch.no_grad():
-            if row >= 0:
-                self._check_row(client, row)
-            tree = self._tree(client, row)
-            tensors = dict(tree.items())  # an adaptation may have tuned frozen ones
-            tensors |= {name: leaf for name, leaf in self._run_spec.frozen.items() if name not in tensors}
-            return {name: leaf.detach().clone() for name, leaf in tensors.items()}
+        tensors = dict(self._tree(client).items())  # an adaptation may have tuned frozen ones
+        tensors |= {name: leaf for name, leaf in self._run_spec.frozen.items() if name not in tensors}
+        return {name: leaf.detach().clone() for name, leaf in tensors.items()}
 
-    def _tree(self, client: int, row: int) -> Tree:
-        """The model of a client. row: of its state, -1 for none."""
-        own_statistics = self._run_spec.client_models.statistics == "training"
-        if self._adapt or self._looks or own_statistics:  # its own rows say what it is
-            task = OwnModels(0, np.array([client]), np.array([row]), (), False, self._snapshot.round)
-            leaves = pytree.tree_leaves((self._x.flat, self._broadcast))
-            served = self._worker.own_models(task, Broadcast(0, [leaf.numpy() for leaf in leaves]))
-            return served.models[adapted(self._adapt) if self._adapt else "own"][0]
+    def own_part(self, client: int) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """(what the client alone has of that model: name -> tensor, the numbers by which methods mix it with the
+        server's: name -> number). Raises ConfigError as `model`."""
+        division, facts = self._run_spec.division, dict[str, float]()
+        if self._needs_rows:
+            tree = self._tree(client)
+        else:
+            public, state = self._kept(client)
+            with self._run_spec.computing(), torch.no_grad():
+                tree = self._method.own_part(self._x, public, state)
+                facts = {name: float(value) for name, value in self._method.client_facts(public, state).items()}
+        names = tree.layout.names if division is None else division.names
+        return {name: tree[name].detach().clone() for name in names}, facts
+
+    @property
+    def _needs_rows(self) -> bool:
+        """Whether a client's own rows say what its model is."""
+        return bool(self._adapt or self._looks) or self._run_spec.client_models.statistics == "training"
+
+    def _row(self, client: int) -> int:
+        """The row of a client's state, -1 for none. Raises ConfigError as `model`."""
+        self.check([client])
+        if self._row_files is None or client >= len(self._snapshot.row) or self._snapshot.row[client] < 0:
+            return -1
+        row = int(self._snapshot.row[client])
+        self._check_row(client, row)
+        return row
+
+    def _kept(self, client: int) -> tuple[Any, Any]:
+        """(what a client makes of the server's last broadcast, what it has kept)."""
+        row, public = self._row(client), self._public
         state = self._fresh if row < 0 or self._row_files is None else self._row_files.read_one(row)
-        public = self._public
         if self._method.own_view:
             viewer = Viewer(torch.tensor(client), torch.tensor(torch.nan))  # nobody trains with its share of the rows
             public = self._method.view(public, viewer, torch.zeros(0))
-        return self._method.client_model(self._x, public, state)
+        return public, state
+
+    def _tree(self, client: int) -> Tree:
+        """The model of a client, without the frozen tensors that no adaptation has tuned."""
+        with self._run_spec.computing(), torch.no_grad():
+            if not self._needs_rows:
+                return self._method.client_model(self._x, *self._kept(client))
+            task = OwnModels(0, np.array([client]), np.array([self._row(client)]), (), False, self._snapshot.round)
+            leaves = pytree.tree_leaves((self._x.flat, self._broadcast))
+            served = self._worker.own_models(task, Broadcast(0, [leaf.numpy() for leaf in leaves]))
+            return served.models[adapted(self._adapt) if self._adapt else "own"][0]
 
     @cached_property
     def _worker(self) -> Worker:
@@ -162,8 +187,8 @@ class ClientStates:
 
     def save(self, client: int, file: Path, form: Form = "whole") -> None:
         """Write the model of a client. The file's metadata have, as texts: client, round, visits, method, the number of
-        the adaptation, and the names of the personal and the frozen tensors, separated by commas, if there are any; of
-        personal tensors alone also `model`, the place of the server's model, which has the others."""
+        the adaptation, and the names of the personal and the frozen tensors, separated by commas, if there are any. In
+        the form `personal` they also have the numbers of `own_part`, and `model`, the place of the server's model."""
         spec, visits = self._run_spec, self._snapshot.visits
         facts = {
             "client": str(client),
@@ -174,12 +199,13 @@ class ClientStates:
             "personal": ",".join(spec.kept_apart.personal),
             "frozen": ",".join(spec.frozen),
         }
-        tensors = {name: value.contiguous() for name, value in self.model(client).items()}
-        if form == "personal":
-            own = self._x.layout.names if spec.division is None else spec.division.names
-            tensors = {name: tensors[name] for name in own}
-            if spec.division is not None:
-                facts["model"] = os.path.relpath(self._folder / "model.safetensors", file.parent)
+        if form == "whole":
+            tensors = self.model(client)
+        else:
+            tensors, numbers = self.own_part(client)
+            facts |= {name: repr(number) for name, number in numbers.items()}
+            facts["model"] = os.path.relpath(self._folder / "model.safetensors", file.parent)
+        tensors = {name: value.contiguous() for name, value in tensors.items()}
         from safetensors.torch import save_file
 
         try:

@@ -189,6 +189,24 @@ def test_a_run_writes_the_models_of_its_clients_at_its_end(tmp_path: Path):
             run(given, tmp_path / "other" if "own" in sentence else None)
 
 
+def test_the_own_part_of_a_mixture(tmp_path: Path):
+    """With the number in the file's metadata and the server's model it gives the model that the client is served."""
+    result = run(small(method="apfl", checkpoint={"last": True}), tmp_path / "run")
+    file = tmp_path / "one.safetensors"
+    assert (
+        invoke("export", str(tmp_path / "run"), "--client", "3", "--as", "personal", "--out", str(file)).exit_code == 0
+    )
+    with safe_open(file, "pt") as opened:
+        facts = opened.metadata()
+    alpha, own, x = float(facts["alpha"]), load_file(file), load_file(file.parent / facts["model"])
+    assert 0 < alpha < 1
+    served = result.client_model(3)
+    assert own.keys() == served.keys()
+    assert not any(torch.equal(own[name], served[name]) for name in served)
+    for name, value in served.items():
+        torch.testing.assert_close(alpha * own[name] + (1 - alpha) * x[name], value)
+
+
 def test_an_adaptation_that_the_run_does_not_have(folder: Path):
     assert "the run has no adaptations, got adapt 1; choose a run with evaluate.clients" in refusal(
         str(folder), "--client", "3", "--adapt"
