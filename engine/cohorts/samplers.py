@@ -432,7 +432,8 @@ class WeightedSampler(Sampler):
         pi = capped(sizes, ask.size)
         count = float(min(ask.size, len(candidates)))
         weights[candidates] = count * ask.shares_of(candidates) / pi
-        if ask.target is not None and (pi < 1).all() and len(candidates) == ask.clients:
+        by_examples = ask.target is not None and np.array_equal(ask.target, ask.sizes / ask.sizes.sum())
+        if by_examples and (pi < 1).all() and len(candidates) == ask.clients:
             weights[:] = 1.0  # S p_i / pi_i, which is 1 but for rounding
         return Draw(systematic(ask, "weighted", candidates, pi), NOBODY, weights, count)
 

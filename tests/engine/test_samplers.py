@@ -272,8 +272,12 @@ def test_identities_of_draws():
         choice = build({"name": "power_of_choice", "d": 10, "candidates": "uniform"})
         for sampler in (build("uniform"), choice, build({"name": "separated", "rounds": 1})):
             assert np.array_equal(sampler.draw(sampler.start(100, 10), one).clients, uniform)
-    weighted = build("weighted").draw({}, ask(1, sizes=EVEN, size=10, examples=True))
+    asked = ask(1, sizes=EVEN, size=10, examples=True)
+    weighted = build("weighted").draw({}, asked)
     assert (weighted.weights == 1).all()
+    shares = np.arange(1.0, len(EVEN) + 1) / np.arange(1.0, len(EVEN) + 1).sum()  # as with weights by targets
+    other = build("weighted").draw({}, asked._replace(target=shares))
+    np.testing.assert_allclose(other.weights, shares / (EVEN / EVEN.sum()), rtol=1e-12)
 
 
 def digits(sampler: Any = "uniform", plan: Any = None, **more: Any):
