@@ -179,6 +179,9 @@ class Ditto(Around):
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return client.v
 
+    def own_part(self, x: Tree, public: Public, client: Client) -> Tree:
+        return client.v
+
     def traffic(self, round: int, public: Public, message: Message, client: int = 0) -> tuple[int | None, int | None]:
         return self.method.traffic(round, public.method, message, client)
 

@@ -157,6 +157,12 @@ class Clipped(Algorithm):
     def client_model(self, x: Tree, public: Public, client: Client) -> Tree:
         return self.method.client_model(x, self._public_of_method(public), client)
 
+    def own_part(self, x: Tree, public: Public, client: Client) -> Tree:
+        return self.method.own_part(x, self._public_of_method(public), client)
+
+    def client_facts(self, public: Public, client: Client) -> dict[str, Tensor]:
+        return self.method.client_facts(self._public_of_method(public), client)
+
     def local_norms(self, most: int) -> LocalNorms | None:
         return self.method.local_norms(most)
 

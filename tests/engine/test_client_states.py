@@ -207,6 +207,32 @@ def test_the_own_part_of_a_mixture(tmp_path: Path):
         torch.testing.assert_close(alpha * own[name] + (1 - alpha) * x[name], value)
 
 
+@pytest.mark.parametrize("method", ["ditto", "pfedme", {"name": "ditto", "rule": {"name": "momentum", "lr": 0.1}}])
+def test_the_own_part_of_a_whole_model_is_the_model(method: Any, tmp_path: Path):
+    result = run(small(method=method, checkpoint={"last": True}), tmp_path / "run")
+    own, facts = result.client_states().own_part(3)
+    served = result.client_model(3)
+    assert own.keys() == served.keys()
+    assert not facts
+    assert all(torch.equal(own[name], served[name]) for name in served)
+    assert not all(torch.equal(own[name], result.model[name]) for name in served)
+
+
+@pytest.mark.parametrize("clip", [1.0, {"name": "quantile"}], ids=["one", "adapted"])
+def test_the_own_part_where_messages_are_bounded(clip: Any):
+    pytest.importorskip("dp_accounting")
+    private, parts = {"clip": clip, "noise": 0.25, "delta": 0.01}, []
+    for privacy in (None, private):
+        method: Any = spec_of(method="apfl", privacy=privacy).method()
+        x = spec_of(method="apfl").initial_model()
+        public = method.broadcast(method.server_init(x))
+        client = method.client_init(method.unpack(public))._replace(v=2 * x)
+        parts.append((method.own_part(x, public, client), method.client_facts(public, client)))
+    (plain, facts), (bounded, same) = parts
+    assert torch.equal(plain.flat, bounded.flat)
+    assert facts == same
+
+
 def test_an_adaptation_that_the_run_does_not_have(folder: Path):
     assert "the run has no adaptations, got adapt 1; choose a run with evaluate.clients" in refusal(
         str(folder), "--client", "3", "--adapt"
