@@ -168,6 +168,7 @@ ARGUMENTS = {
     "to": "the type",
     "density": "the share of the numbers of a chunk that is sent",
     "size": "the numbers of a chunk",
+    "tiles": "the longest side of a tile of a matrix; with it, chunks are tiles, and not `size` numbers in turn",
     "ratio": "the share of the numbers of a tensor that is sent",
     "rounds": "the first and the last round of the attack, as `10-20`; all rounds unless given",
 }

@@ -132,16 +132,15 @@ def cells(page: str) -> dict[str, list[str]]:
 
 
 def test_conflicts_name_keys_that_exist():
-    """Or a part of the run: the method and its arguments, the folder."""
+    """Or a part of the run: the method and its arguments, the adapter's, the folder."""
     known = {key.name for section in (Experiment, Pace, Asynchronous) for key in configuration.keys(section)}
     known |= {key.name for key in configuration.keys(ClientModels, "evaluate.clients.")}
     known |= {key.name for key in configuration.keys(Adapt, "evaluate.clients.adapt.")}
     for prefix, some in configuration.ALL_CONFLICTS.items():
         for conflict in some:
             for key in (f"{prefix}{conflict.key}", f"{prefix}{conflict.other}"):
-                part = key.startswith(
-                    ("out", "run", "aggregate.", "federation.sampler.", "personal", "privacy", "systems")
-                )
+                parts = ("aggregate.", "federation.sampler.", "personal", "privacy", "systems", "workload.adapter.")
+                part = key.startswith(("out", "run", *parts))
                 assert part or key in known or key.removeprefix("federation.pace.") in known, key
 
 
@@ -161,7 +160,7 @@ def test_every_key_has_its_default():
             assert key.default in (None, "")
     assert {"search.pruner", "tune.each", "count", *found} <= set(cells(page))
     assert found["engine.threads"][0] == "integer, 1 or more, 4096 at most"
-    assert found["federation.weights"][0] == "`uniform`, `examples`"
+    assert found["federation.weights"][0] == "`uniform`, `examples`, `tokens`"
     assert found["engine.workers"][0] == "integer or `auto` or list of groups"
 
 

@@ -188,15 +188,15 @@ class Lora(Adapter):
 
     `targets`: which modules are adapted: a pattern of their names or several, `linear` for all linear layers but the
     last one, or `auto` for the projections of queries and values of an attention. `rank`: r, the number of rows of A, 8
-    unless `ranks` are given: client i has the i-th of them, cycled, and the factors have the largest one. `alpha`: s is
-    alpha / rank, or with `stabilised` (rsLoRA) alpha / sqrt(rank), for each client with its rank; a text such as 2r
-    means 2 rank. `init`: A is drawn uniformly from ±1 / sqrt(fan_in), or from the normal distribution of standard
-    deviation 1 / r (`gaussian`). `dropout`: the rate at which entries of the inputs of A are dropped in training.
-    `fused`: one pair for the whole weight of a projection of queries, keys and values together (whole), or one for each
-    of some of its parts, as in [q, v]. `train`: patterns of parameters that are trained as they are, such as a new
-    head. `weights`: a safetensors file with the weights that are frozen, such as the model of another run; those of a
-    last layer of another shape are not read. `factors`: a folder of the package peft with the factors that training
-    begins with, and with parameters of `train` if it has some.
+    unless clients differ in it. `ranks`: client i has the i-th of them, cycled, and the factors have the largest one.
+    `alpha`: s is alpha / rank, or with `stabilised` (rsLoRA) alpha / sqrt(rank), for each client with its rank; a text
+    such as 2r means 2 rank. `init`: A is drawn uniformly from ±1 / sqrt(fan_in), or from the normal distribution of
+    standard deviation 1 / r (`gaussian`). `dropout`: the rate at which entries of the inputs of A are dropped in
+    training. `fused`: one pair for the whole weight of a projection of queries, keys and values together (whole), or
+    one for each of some of its parts, as in [q, v]. `train`: patterns of parameters that are trained as they are, such
+    as a new head. `weights`: a safetensors file with the weights that are frozen, such as the model of another run;
+    those of a last layer of another shape are not read. `factors`: a folder of the package peft with the factors that
+    training begins with, and with parameters of `train` if it has some.
     """
 
     targets: str | tuple[str, ...] = "auto"
