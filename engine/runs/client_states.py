@@ -129,7 +129,7 @@ class ClientStates:
             public, state = self._kept(client)
             with self._run_spec.computing(), torch.no_grad():
                 tree = self._method.own_part(self._x, public, state)
-                facts = {name: float(value) for name, value in self._method.client_facts(public, state).items()}
+                facts = {name: value.item() for name, value in self._method.client_facts(public, state).items()}
         names = tree.layout.names if division is None else division.names
         return {name: tree[name].detach().clone() for name in names}, facts
 

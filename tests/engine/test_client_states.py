@@ -207,6 +207,12 @@ def test_the_own_part_of_a_mixture(tmp_path: Path):
         torch.testing.assert_close(alpha * own[name] + (1 - alpha) * x[name], value)
 
 
+def test_the_number_of_a_cluster_is_whole(tmp_path: Path):
+    everyone = {"clients": 12, "cohort": 12, "rounds": 1, "local": {"steps": 2, "batch": 8}}
+    result = run(small(method="cfl", federation=everyone, checkpoint={"last": True}), tmp_path / "run")
+    assert {name: repr(number) for name, number in result.client_states().own_part(3)[1].items()} == {"cluster": "0"}
+
+
 @pytest.mark.parametrize("method", ["ditto", "pfedme", {"name": "ditto", "rule": {"name": "momentum", "lr": 0.1}}])
 def test_the_own_part_of_a_whole_model_is_the_model(method: Any, tmp_path: Path):
     result = run(small(method=method, checkpoint={"last": True}), tmp_path / "run")
