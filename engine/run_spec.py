@@ -44,7 +44,7 @@ from .user_code import plugin_errors
 from .workload.layers import chosen, matching, normalisation_of, shown
 from .workload.model import building_model, check_network, check_size, like, tensors_of
 from .workload.multiplications import multiplications
-from .workload.split import seen_and_unseen, split_of, with_groups
+from .workload.split import check_weights, seen_and_unseen, split_of, with_groups
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
@@ -721,12 +721,19 @@ class RunSpec:
     def split(self) -> Split:
         """The data and the rows of every client. Raises ConfigError for data that the run cannot use."""
         split, column = split_of(self.workload, self.experiment, torch.finfo(self.dtype).max), self.sampler.grouped_by
-        if column is None:
-            return split
-        with plugin_errors("federation.sampler"):
-            split = with_groups(split, column)
-            self.sampler.check_groups(len(np.unique(split.client_index.common[column])))
+        if column is not None:
+            with plugin_errors("federation.sampler"):
+                split = with_groups(split, column)
+        self.check_clients(split)
         return split
+
+    def check_clients(self, split: Split) -> None:
+        """Raise ConfigError if the weights or the sampler do not fit the clients of data, which runs may share."""
+        index, column = split.client_index, self.sampler.grouped_by
+        check_weights(index, self.experiment.federation)
+        if column is not None:
+            with plugin_errors("federation.sampler"):
+                self.sampler.check_groups(len(np.unique(index.common[column])))
 
 
 def rule_of(method: Algorithm, key: str = "personal.rule") -> Rule:

@@ -45,7 +45,11 @@ class SharedData:
     def _split(self, run_spec: RunSpec) -> Split:
         """The data of a run, loaded and divided once for all runs with the same data, clients and seed."""
         key = data_key(run_spec)
-        return run_spec.split() if key is None else self.splits.of(key, run_spec.split)
+        if key is None:
+            return run_spec.split()
+        split = self.splits.of(key, run_spec.split)
+        run_spec.check_clients(split)  # they may be those of another run
+        return split
 
     def proofs_of(self, run_spec: RunSpec) -> ProofsOnData:
         """The proofs for all runs with the same data and model whose methods differ in numbers alone."""

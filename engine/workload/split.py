@@ -37,9 +37,7 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
     split = set_aside(split, evaluate.validation, experiment.seed)
     with plugin_errors("workload", settings=experiment.workload):
         split = workload.prepared(split)
-    split = split._replace(
-        client_index=with_targets(divided(split.client_index, experiment), workload, split, experiment)
-    )
+    split = split._replace(client_index=with_targets(divided(split.client_index, experiment), workload, split))
     by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
     by_client = by_client or ("validation" if split.client_index.validation is not None else "")
     if by_client and (absent := set(split.test) - set(split.train)):
@@ -50,16 +48,10 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
     return split
 
 
-def with_targets(index: ClientIndex, workload: Workload, split: Split, experiment: Experiment) -> ClientIndex:
-    """The index with the targets of each client, where the workload says how many a row has. Raises ConfigError if it
-    does not, and clients are weighted by them."""
+def with_targets(index: ClientIndex, workload: Workload, split: Split) -> ClientIndex:
+    """The index with the targets of each client, where the workload says how many a row has."""
     with plugin_errors("workload"):
         targets = workload.targets(split.train)
-    if experiment.federation.weights == "tokens" and (targets is None or index.drift is not None):
-        why = "the workload has none" if targets is None else "those that clients train on change with the round"
-        raise ConfigError(
-            f"federation.weights: tokens counts the targets of texts, and {why}; choose weights: examples"
-        )
     if targets is None:
         return index
     targets, rows = np.asarray(targets), len(next(iter(split.train.values())))
@@ -67,14 +59,24 @@ def with_targets(index: ClientIndex, workload: Workload, split: Split, experimen
         raise ConfigError(
             f"workload: targets must be whole numbers of shape ({rows},), got {targets.dtype} of shape {targets.shape}"
         )
-    index = index.with_targets(targets)
+    return index.with_targets(targets)
+
+
+def check_weights(index: ClientIndex, federation: Federation) -> None:
+    """Raise ConfigError if clients are weighted by targets that they do not have."""
+    if federation.weights != "tokens":
+        return
+    if index.targets is None or index.drift is not None:
+        why = "the workload has none" if index.targets is None else "those that clients train on change with the round"
+        raise ConfigError(
+            f"federation.weights: tokens counts the targets of texts, and {why}; choose weights: examples"
+        )
     without = np.flatnonzero(index.targets == 0)
-    if experiment.federation.weights == "tokens" and len(without):
+    if len(without):
         raise ConfigError(
             "federation.weights: with tokens every client must have a target, got none for client "
             f"{without[0]}; leave it out, or choose weights: examples"
         )
-    return index
 
 
 def seen_and_unseen(federation: Federation, seed: int) -> tuple[np.ndarray, np.ndarray]:
