@@ -356,9 +356,7 @@ class Driver:
         self.consistent = False
         self.server, self.stage_state, self.plan_state = server, stage_state, plan_state
         self.round += 1
-        before = self.visits.copy()
-        self.training.commit(update, totals)
-        self.last_visit[self.visits > before] = self.round
+        self.last_visit[self.training.commit(update, totals)] = self.round
         self.records.append(record)
         self.consistent = True
 

@@ -386,7 +386,7 @@ class Stream(Training):
         return row
 
     # --- the commit ---------------------------------------------------------------------------------------------------
-    def commit(self, update: Update, totals: RoundTotals) -> None:
+    def commit(self, update: Update, totals: RoundTotals) -> np.ndarray:
         """The rows of the clients' states have waited for the update."""
         self.number += 1
         jobs = [job for job in self.planner.jobs(self.number) if job not in self.dropped]
@@ -398,6 +398,7 @@ class Stream(Training):
             self.table.commit(np.stack(digests) if digests else None)
             self.visits[clients] += 1
         self._forget()
+        return np.array([job.client for job in jobs], dtype=np.int64)
 
     def _forget(self) -> None:
         """Drop what no later update needs."""

@@ -120,11 +120,13 @@ class Training:
         """(N,) the row of each client's state as `commit` with the same arguments would leave it."""
         return self.table.row_after(totals.dropped)
 
-    def commit(self, update: Update, totals: RoundTotals) -> None:
-        """Make the new states of the update's clients, which `totals` has told of, those of the table."""
+    def commit(self, update: Update, totals: RoundTotals) -> np.ndarray:
+        """Make the new states of the update's clients, which `totals` has told of, those of the table. Returns the
+        clients that have taken part."""
         self.table.commit(totals.digests(update.clients), totals.dropped)
         used = np.setdiff1d(update.clients, totals.dropped) if totals.dropped else update.clients
         self.visits[used] += 1
+        return used
 
     def pause(self) -> None:
         """Let the tasks under way end, and begin no others, since a phase of another kind is about to begin."""
