@@ -392,8 +392,8 @@ class Algorithm(ABC):
 
 
 class Around(Algorithm):
-    """A method around another, `method`. What it declares, and where deltas begin, is as for that method; a class for
-    which that is not so says otherwise."""
+    """A method around another, `method`. What it declares, what clients and server begin with, the server's step and
+    where deltas begin are as for that method; a class for which that is not so says otherwise."""
 
     method: Algorithm
 
@@ -464,6 +464,18 @@ class Around(Algorithm):
     @property
     def variables(self) -> Any:
         return self.method.variables
+
+    def server_init(self, x: Tree) -> Server:
+        return self.method.server_init(x)
+
+    def client_init(self, public: Public) -> Client:
+        return self.method.client_init(public)
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        return self.method.server_update(server, mean, round)
+
+    def model(self, server: Server) -> Tree:
+        return self.method.model(server)
 
     def origin(self, public: Any) -> Tree:
         return self.method.origin(public)

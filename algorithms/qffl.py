@@ -58,17 +58,11 @@ class QFedAvg(Around):
         nonnegative(q=self.q, floor=self.floor)
         positive(L=self.scale)
 
-    def server_init(self, x: Tree) -> Server:
-        return self.method.server_init(x)
-
     def looks(self, public: Public, client: Client) -> tuple[Tree, ...]:
         return (self.origin(public),) if self.q else ()  # with q = 0 no loss counts
 
     def view(self, public: Public, viewer: Viewer, losses: Tensor) -> Public:
         return View(public, losses.sum() + self.floor)
-
-    def client_init(self, public: Public) -> Client:
-        return self.method.client_init(public)
 
     def client_begin(self, public: Public, client: Client) -> Local:
         return self.method.client_begin(public.method, client)
@@ -90,9 +84,6 @@ class QFedAvg(Around):
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         return self.method.server_update(server, mean._replace(delta=mean.delta / mean.norm2), round)
-
-    def model(self, server: Server) -> Tree:
-        return self.method.model(server)
 
 
 def qffl(q: float = 1.0, rule: Rule = Sgd(0.1), L: float | None = None, floor: float | None = None) -> QFedAvg:

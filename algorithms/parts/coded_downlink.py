@@ -74,9 +74,6 @@ class CodedDownlink(Around, Compressing, WarmStarted):
         return self.method.model(inner._replace(public=inner.public._replace(x=self._x_hat(server.public))))
 
     # --- clients, who see the method ----------------------------------------------------------------------------------
-    def client_init(self, public: Public) -> Client:
-        return self.method.client_init(public)
-
     def client_begin(self, public: Public, client: Client) -> Local:
         return self.method.client_begin(public, client)
 

@@ -129,27 +129,14 @@ class ByExamples(Around):
         local = self.method.client_begin(public.method, client)
         return local._replace(trace=local.trace._replace(alpha=public.alpha))
 
-    # --- the method's own ---------------------------------------------------------------------------------------------
-    def server_init(self, x: Tree) -> Server:
-        return self.method.server_init(x)
-
-    def client_init(self, public: Public) -> Client:
-        return self.method.client_init(public)
-
     def client_step(self, public: View, client: Client, local: Local, oracle: Oracle) -> Local:
         return self.method.client_step(public.method, client, local, oracle)
 
     def client_finish(self, public: View, client: Client, local: Local) -> tuple[Message, Client]:
         return self.method.client_finish(public.method, client, local)
 
-    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        return self.method.server_update(server, mean, round)
-
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         return self.method.server_metrics(server, mean, round)
-
-    def model(self, server: Server) -> Tree:
-        return self.method.model(server)
 
 
 def drifting(method: LocalMethod, alpha_by: AlphaBy) -> LocalMethod | ByExamples:

@@ -169,9 +169,6 @@ class Ranked(Around):
         return self.method.held(public.whole if isinstance(public, Seen) else public)
 
     # --- clients ------------------------------------------------------------------------------------------------------
-    def client_init(self, public: Public) -> Client:
-        return self.method.client_init(public)
-
     def client_begin(self, public: Seen, client: Client) -> Local:
         return self.method.client_begin(self.cut(public.whole, public), self.cut(client, public))
 
@@ -217,23 +214,14 @@ class Ranked(Around):
         )
 
     # --- the method's own ---------------------------------------------------------------------------------------------
-    def server_init(self, x: Tree) -> Server:
-        return self.method.server_init(x)
-
     def broadcast(self, server: Server) -> Public:
         return self.method.broadcast(server)
 
     def unpack(self, public: Public) -> Any:
         return self.method.unpack(public)
 
-    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        return self.method.server_update(server, mean, round)
-
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         return self.method.server_metrics(server, mean, round)
-
-    def model(self, server: Server) -> Tree:
-        return self.method.model(server)
 
 
 def why_not(method: Algorithm, x: Tree) -> str:

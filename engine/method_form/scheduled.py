@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...algorithms.contract import Algorithm, Around, Client, Local, Message, Oracle, Public, Round, Server
-from ...algorithms.tree import Tree
 from .numbers import Path, with_numbers
 
 
@@ -59,9 +58,6 @@ class Scheduled(Around):
         return method.client_step(public, client, local, oracle)
 
     # --- the method's own ---------------------------------------------------------------------------------------------
-    def server_init(self, x: Tree) -> Server:
-        return self.method.server_init(x)
-
     def broadcast(self, server: Server) -> Public:
         return self.method.broadcast(server)
 
@@ -70,9 +66,6 @@ class Scheduled(Around):
 
     def held(self, public: Public) -> Mapping[str, Tensor]:
         return self.method.held(public)
-
-    def client_init(self, public: Public) -> Client:
-        return self.method.client_init(public)
 
     def client_begin(self, public: Public, client: Client) -> Local:
         return self.method.client_begin(public, client)
@@ -93,9 +86,6 @@ class Scheduled(Around):
     def _after_steps(self) -> Algorithm:
         """The method with the numbers of the last local step. A method that has the rule on the server takes them."""
         return with_numbers(self.method, {path: row[-1] for path, row in self.step_numbers.rows.items()})
-
-    def model(self, server: Server) -> Tree:
-        return self.method.model(server)
 
     @property
     def warm_start(self) -> Algorithm | None:
