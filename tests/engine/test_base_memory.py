@@ -1,4 +1,4 @@
-"""A base is read tensor by tensor, so that it is never twice in the memory of a process. Linux alone says how much
+"""A base is read tensor by tensor, so that it is never twice in the memory of a process. Linux says how much
 memory a process has had at most.
 
 TOLERANCE: two of the largest tensor, as it is in the file and as the run has it, and 16 MiB for what Python allocates
@@ -15,10 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux"),
-]
+pytestmark = pytest.mark.long
 WIDTH, LAYERS = 512, 12
 SLACK = 16 << 20
 PEAK = """

@@ -226,7 +226,6 @@ def test_the_own_part_of_a_whole_model_is_the_model(method: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("clip", [1.0, {"name": "quantile"}], ids=["one", "adapted"])
 def test_the_own_part_where_messages_are_bounded(clip: Any):
-    pytest.importorskip("dp_accounting")
     private, parts = {"clip": clip, "noise": 0.25, "delta": 0.01}, []
     for privacy in (None, private):
         method: Any = spec_of(method="apfl", privacy=privacy).method()
