@@ -102,5 +102,7 @@ def named(folder: str, files: Sequence[Path]) -> dict[str, Path]:
 
 def damaged(path: Path, error: object) -> ValueError:
     """The error for a file that cannot be read. error: what is wrong with it."""
+    if isinstance(error, OSError) and error.strerror:  # of the system; a format's own errors have none
+        return ValueError(f"{path} cannot be read ({error.strerror}); give a file that is there and may be read")
     said = (str(error).splitlines() or [""])[0].rstrip(". ")
     return ValueError(f"{path} must be a whole file, got a truncated or different one ({said}); fetch it again")
