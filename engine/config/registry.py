@@ -252,16 +252,27 @@ class Registry:
             return value
         if records == [hint]:
             raise ConfigError(f"{path} must be a mapping of {', '.join(signature(hint)[1])}, got {value!r}")
-        tables = [option.table for option in options if hasattr(option, "table")]
-        if tables and (isinstance(value, Mapping) or (isinstance(value, str) and value in self.tables[tables[0]])):
-            return self.build(tables[0], value, path)
+        kinds = [option for option in options if hasattr(option, "table")]
+        if kinds and (isinstance(value, Mapping) or (isinstance(value, str) and value in self.tables[kinds[0].table])):
+            return self._part(kinds[0], value, path)
         simple = tuple(option for option in options if not hasattr(option, "table") and option not in records)
         left_out = value is None and type(None) in simple
-        if tables and not left_out and not {*simple} - {type(None)}:
+        if kinds and not left_out and not {*simple} - {type(None)}:
             if isinstance(value, str):  # the name of no part
-                return self.build(tables[0], value, path)
+                return self._part(kinds[0], value, path)
             raise ConfigError(f"{path} must be a name or {{name: …, arguments}}, got {value!r}")
         return check(typing.Union[simple], value, path)  # noqa: UP007 built from a tuple
+
+    def _part(self, kind: Any, value: Any, path: str) -> Any:
+        """A part of a kind. It need not be a subclass of the kind, but it must have what the kind leaves abstract."""
+        built = self.build(kind.table, value, path)
+        lacking = [name for name in sorted(getattr(kind, "__abstractmethods__", ())) if not hasattr(built, name)]
+        if lacking:
+            raise ConfigError(
+                f"{path} is a {type(built).__name__}, which has no method {' and no '.join(lacking)}, got {value!r}; "
+                f"an entry of {kind.table} must give a subclass of {kind.__name__}"
+            )
+        return built
 
     def _record(self, record: Any, value: Mapping[Any, Any], path: str) -> Any:
         """A dataclass from a mapping such as {primal: 0.1, dual: 1.0}, in which every key without a default must be

@@ -372,6 +372,14 @@ def test_a_workload_that_is_none(folder: Path):
     assert "is not a workload" in refused(["bad.py"], {"workload": "bad", "method": "fedavg"})
 
 
+def test_a_model_that_is_a_module(folder: Path):
+    (folder / "bad.py").write_text("from torch import nn\nMODELS = {'flat': nn.Flatten}\n")
+    assert refused(["bad.py"], {"workload": {"name": "digits", "model": "flat"}, "method": "fedavg"}) == (
+        "workload.model is a Flatten, which has no method build, got 'flat'; "
+        "an entry of MODELS must give a subclass of Model"
+    )
+
+
 PARTITION = """
 from dataclasses import dataclass
 from numpy import arange, array
