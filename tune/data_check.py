@@ -8,8 +8,10 @@ from typing import Any
 
 from ..engine.errors import ConfigError, FedFleetError
 from ..engine.runs.environment import digests
+from ..engine.user_code import plugin_errors
+from ..workloads.classification import Classification
 from ..workloads.data.published import Published
-from ..workloads.data.table import Table
+from ..workloads.data.text import Text
 from ..workloads.workload import Workload
 from .listing import columns
 from .study.data import files_of, workloads
@@ -18,12 +20,11 @@ from .study.spec import load
 
 def check(source: str, overrides: tuple[str, ...]) -> tuple[str, int]:
     """(the data sets of a study as text, how many of them are missing or damaged). source: its name or file."""
-    sets = dict[str, Workload]()
+    told = dict[str, bool]()
     for data, workload in workloads(load(source, overrides)):
-        name, base = unwrapped(data["workload"], workload)
-        sets.setdefault(f"{name} {getattr(base, 'data_root', None)} {getattr(base, 'glove', None)}", base)
-    told = [about(key.partition(" ")[0], workload) for key, workload in sets.items()]
-    return "\n\n".join(text for text, _ in told), sum(not good for _, good in told)
+        text, good = about(*unwrapped(data["workload"], workload))
+        told[text] = good
+    return "\n\n".join(told), sum(not good for good in told.values())
 
 
 def unwrapped(settings: Any, workload: Workload) -> tuple[str, Workload]:
@@ -35,28 +36,40 @@ def unwrapped(settings: Any, workload: Workload) -> tuple[str, Workload]:
 
 def about(name: str, workload: Workload) -> tuple[str, bool]:
     """(what is here of the data set of a workload, whether it can be used). Its rows are counted by loading it."""
-    if not isinstance(workload, Published | Table):
-        return f"{name}: needs no files of data", True
-    published = isinstance(workload, Published)
-    if published and workload.stand_in:
+    if isinstance(workload, Published) and workload.stand_in:
         return f"{name}: synthetic rows in place of the files (stand_in)", True
     try:
-        files, (train, test) = files_of(workload), loaded(workload)
-    except ConfigError as error:
+        with plugin_errors("experiment.workload"):
+            workload.check()
+        files = files_of(workload)
+        if not files:
+            return f"{name}: needs no files of data", True
+        head = f"{name}: {contents(workload)}"
+    except FedFleetError as error:
         return f"{name}: {'; '.join([*places(workload), str(error).removeprefix('experiment.workload: ')])}", False
-    rows = len(train["label"]), len(test["label"])
-    part = workload.in_part(*rows) if published else ""
-    whole = f"{rows[0]:,} training and {rows[1]:,} test rows"
-    kind = "in part" if part else "complete" if published and workload.full_rows else "found"
-    head = f"{name}: {kind}: {part or whole}"
     sizes = {name: path.stat().st_size for name, path in files.items()}
     table = [("  file", "bytes", "SHA-256")]
     table += [(f"  {file}", f"{sizes.get(file, sum(sizes.values())):,}", sha) for file, sha in digests(files).items()]
     where = sorted({str(path.parent) for path in files.values()})
-    return "\n".join([head, *(f"  in {place}" for place in where), columns(table)]), True
+    vectors = ["  no file of word vectors (glove): they are drawn at random"]
+    drawn = vectors if isinstance(workload, Text) and workload.glove is None else []
+    return "\n".join([head, *(f"  in {place}" for place in where), columns(table), *drawn]), True
 
 
-def loaded(workload: Published | Table) -> Any:
+def contents(workload: Workload) -> str:
+    """Whether the data set is complete, and its rows. Raises FedFleetError if it cannot be read."""
+    if not isinstance(workload, Classification):
+        return "found"
+    train, test = loaded(workload)
+    rows = len(next(iter(train.values()))), len(next(iter(test.values())))
+    published = isinstance(workload, Published)
+    if part := workload.in_part(*rows) if published else "":
+        return f"in part: {part}"
+    kind = "complete" if published and workload.full_rows else "found"
+    return f"{kind}: {rows[0]:,} training and {rows[1]:,} test rows"
+
+
+def loaded(workload: Classification) -> Any:
     """The columns of (train, test). Raises ConfigError if they cannot be read."""
     try:
         return workload.load()
@@ -66,6 +79,8 @@ def loaded(workload: Published | Table) -> Any:
         raise ConfigError(str(error)) from error
 
 
-def places(workload: Published | Table) -> Iterator[str]:
-    root = getattr(workload, "data_root", None) or os.environ.get("FEDFLEET_DATA")
+def places(workload: Workload) -> Iterator[str]:
+    root = getattr(workload, "data_root", None)
+    if isinstance(workload, Published):
+        root = root or os.environ.get("FEDFLEET_DATA")
     yield f"not usable, looked for in {root}" if root else "not usable"

@@ -23,6 +23,7 @@ from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.kept_results import line_of, restore_line
 from fedfleet.tune.study.spec import Study, load
 from fedfleet.tune.study_run.runner import run_study
+from fedfleet.workloads.data.digits import file_of_digits
 from fedfleet.workloads.data.fashion_mnist import FashionMnist
 from tests.tune.commands import invoke
 
@@ -146,7 +147,48 @@ def test_a_missing_data_set_is_told(root):
     done = invoke("data", "check", "study.yaml")
     assert done.exit_code == 1
     assert f"sst2: not usable, looked for in {root}; sst2 needs SST-2/train.tsv" in done.output
-    assert invoke("data", "check", "demo").output == "digits: needs no files of data\n"
+    assert invoke("data", "check", "heavy-tail-rates").output == "quadratic: needs no files of data\n"
+
+
+def test_word_vectors_that_are_missing_are_told(root):
+    study_of(root, "one.txt")
+    (root / "one.txt").unlink()
+    done = invoke("data", "check", "study.yaml")
+    assert done.exit_code == 1
+    assert f"sst2: not usable, looked for in {root}; glove must be a file of word vectors, got no file one.txt" in (
+        done.output
+    )
+    done = invoke("data", "check", "study.yaml", "experiment.workload.glove=null")
+    assert done.exit_code == 0, done.output
+    assert "no file of word vectors (glove): they are drawn at random" in done.output
+
+
+def test_data_that_are_no_published_set_are_checked_too(root):
+    """The digits of scikit-learn, and files that settings name, of which two are two data sets."""
+    digits = hashlib.sha256(file_of_digits().read_bytes()).hexdigest()
+    done = invoke("data", "check", "demo")
+    assert done.output.startswith("digits: found: 1,442 training and 355 test rows\n")
+    assert re.search(rf"scikit-learn/digits.csv.gz +[\d,]+ +{digits}\n", done.output)
+    for name in ("a.txt", "b.txt"):
+        (root / name).write_text(name * 100)
+    study = {
+        "experiment": {
+            "workload": {"name": "characters", "path": "a.txt", "length": 8},
+            "federation": {"clients": 2, "cohort": 2, "rounds": 1},
+        },
+        "methods": {"FedAvg": "fedavg"},
+        "axes": {"file": {"a": {"workload.path": "a.txt"}, "b": {"workload.path": "b.txt"}}},
+        "tracking": {"uri": "none"},
+    }
+    (root / "study.yaml").write_text(json.dumps(study))
+    done = invoke("data", "check", "study.yaml")
+    assert done.exit_code == 0, done.output
+    for name in ("a.txt", "b.txt"):
+        assert re.search(rf"{name} +500 +{hashlib.sha256((root / name).read_bytes()).hexdigest()}", done.output)
+    (root / "b.txt").unlink()
+    done = invoke("data", "check", "study.yaml")
+    assert done.exit_code == 1
+    assert "characters: not usable; path must be a file, got b.txt" in done.output
 
 
 def test_a_part_of_a_set_is_named_in_the_log_and_the_report(root):

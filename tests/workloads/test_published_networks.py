@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -97,5 +96,4 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
 
 
 def test_other_models_read_no_files():
-    files: Any = Digits(model=Logistic()).data_files()
-    assert files == {}
+    assert Digits(model=Logistic()).model.files() == {}

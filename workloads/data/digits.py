@@ -7,6 +7,7 @@ zeros and 26 twos.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,6 +56,9 @@ class Digits(Classification):
     def check(self) -> None:
         super().check()
         file_of_digits()
+
+    def data_files(self) -> Mapping[str, Path]:
+        return {**super().data_files(), "scikit-learn/digits.csv.gz": file_of_digits()}
 
     def load(self) -> tuple[Columns, Columns]:
         numbers = np.loadtxt(file_of_digits(), delimiter=",")  # in each row the pixels, 0 to 16, and the class

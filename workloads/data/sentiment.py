@@ -154,10 +154,13 @@ class ParquetText(Text):
 
 @dataclass(frozen=True)
 class Yelp(ParquetText):
-    """Yelp reviews. The natural clients are the categories of businesses."""
+    """Yelp reviews; the published set is Yelp Review Polarity. The natural clients are the categories of businesses,
+    where the files name them."""
 
     folder: str = "yelp"  # pyright: ignore[reportIncompatibleVariableOverride]
     client: str | None = "category"
+
+    full_rows: ClassVar[tuple[int, int] | None] = (560_000, 38_000)
 
 
 @dataclass(frozen=True)
