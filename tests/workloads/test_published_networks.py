@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from fedfleet.workloads.workload import Model
 SMALLEST = "shufflenet_v2_x0_5"
 
 
-def outline(model: Model, shape: tuple[int, ...] = (1, 32, 32), classes: int = 7) -> nn.Module:
+def outline(model: Model, shape: tuple[int, ...] = (1, 32, 32), classes: int = 7) -> Any:
     with torch.device("meta"):
         return model.build(shape, classes)
 
@@ -53,11 +54,11 @@ def test_a_small_resnet_begins_without_strides():
 def test_weights_come_from_a_file_and_are_recorded(tmp_path: Path):
     file = tmp_path / "trained.safetensors"
     torch.manual_seed(3)
-    given = Torchvision(SMALLEST).build((3, 64, 64), 1000)
+    given: Any = Torchvision(SMALLEST).build((3, 64, 64), 1000)
     save_file(given.state_dict(), file)
     workload = Digits(model=Torchvision(SMALLEST, weights=str(file)))
     workload.check()
-    assert workload.data_files() == {"weights": file}
+    assert workload.data_files().items() >= {"weights": file}.items()
     found, drawn = workload.init(0), Digits(model=Torchvision(SMALLEST)).init(0)
     assert torch.equal(found["conv1.0.weight"], given.conv1[0].weight.sum(1, keepdim=True))
     assert torch.equal(found["stage2.0.branch1.1.running_var"], given.stage2[0].branch1[1].running_var)
