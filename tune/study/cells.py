@@ -259,14 +259,11 @@ def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
 
 
 def shorter(cell: Cell, study: Study) -> Cell:
-    """The same cell with the number of rounds of a trial."""
-    if study.trial_rounds is None:
+    """The same cell with the number of rounds of a trial, or the cell itself where it has no more of them."""
+    rounds, federation = study.trial_rounds, cell.data["federation"]
+    if rounds is None or federation["rounds"] <= rounds:
         return cell
-    return with_keys(cell._replace(data=shorten(cell.data, study.trial_rounds)), study)
-
-
-def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
-    return data if rounds is None else {**data, "federation": {**data["federation"], "rounds": rounds}}
+    return with_keys(cell._replace(data={**cell.data, "federation": {**federation, "rounds": rounds}}), study)
 
 
 def digest(data: dict[str, Any], files: Mapping[str, str] = NO_FILES) -> str:
