@@ -259,11 +259,17 @@ def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
 
 
 def shorter(cell: Cell, study: Study) -> Cell:
-    """The same cell with the number of rounds of a trial, or the cell itself where it has no more of them."""
-    rounds, federation = study.trial_rounds, cell.data["federation"]
+    """The same cell with the number of rounds of a trial."""
+    data = shorten(cell.data, study.trial_rounds)
+    return cell if data is cell.data else with_keys(cell._replace(data=data), study)
+
+
+def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
+    """The experiment with at most so many rounds; itself if it has no more of them."""
+    federation = data["federation"]
     if rounds is None or federation["rounds"] <= rounds:
-        return cell
-    return with_keys(cell._replace(data={**cell.data, "federation": {**federation, "rounds": rounds}}), study)
+        return data
+    return {**data, "federation": {**federation, "rounds": rounds}}
 
 
 def digest(data: dict[str, Any], files: Mapping[str, str] = NO_FILES) -> str:
