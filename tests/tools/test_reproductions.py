@@ -185,6 +185,24 @@ def test_an_interval_of_the_worst_tenth():
         assert verdict_of(made, level="all", interval={"methods": methods}) == TIE
 
 
+def test_an_interval_over_clients():
+    """Of one seed. Clients of "b" have 25 points less than those of "a", those of "c" are as often above as below."""
+    some = with_cells({name: [90.0] for name in "abc"})
+    clients = {"a": [0.5] * 8, "b": [0.25] * 8, "c": [0.25, 0.75] * 4}
+    rows = [
+        Row("all", name, {0: Served(0.9, 0.9, 0.1, 0.5, 0.9, 1.0, "s", dict(enumerate(values)))})
+        for name, values in clients.items()
+    ]
+    made = {"s": some["s"]._replace(measured=replace(some["s"].measured, clients=rows))}
+    for methods, expected in ((["a", "b"], REPRODUCED), (["b", "a"], NOT_REPRODUCED), (["a", "c"], TIE)):
+        assert verdict_of(made, interval={"methods": methods, "of": "each client"}) == expected
+    told = verdict(
+        Claim.model_validate({"says": "", "folder": "s", "interval": {"methods": ["a", "b"], "of": "each client"}}),
+        made,
+    )
+    assert told.evidence == "a − b: +25.00 (+25.00 … +25.00), 8 clients"
+
+
 def test_a_rate_is_a_slope_over_levels():
     """Two seeds fall as x^-1/2 and as x^-0.3, and the mean of their slopes has an interval of 12.7 x 0.1 on each side;
     with the power 2 the slopes double."""

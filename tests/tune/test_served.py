@@ -13,7 +13,8 @@ import pytest
 from fedfleet.engine.records.client_models import FILE
 from fedfleet.engine.storage.atomic_write import write
 from fedfleet.tune.by_client import better_off
-from fedfleet.tune.report.served import Row, Served, clients_of, pairs, served, spread_table, worse_off
+from fedfleet.tune.report.served import Row, Served, clients_of, differences, pairs, served, spread_table, worse_off
+from fedfleet.tune.report.statistics import bootstrap
 
 SPREAD = (0.5, 0.5, 0.1, 0.4, math.nan, 2000.0)
 
@@ -30,6 +31,30 @@ def test_shares_are_strict_and_over_pairs_with_the_same_split():
     assert (parts, len(found[0])) == ([0.5, 0.5, 0.0], 2)
     assert difference == pytest.approx(0.05, abs=1e-15)
     assert better_off(*found, "min")[0] == [0.0, 0.5, 0.5]
+
+
+def test_differences_by_client_are_means_over_seeds():
+    """In the order of the clients, and of runs with the same split alone."""
+    base = [of({1: 0.5, 0: 0.25}), of({0: 0.5, 2: 0.5}), of({0: 0.0})]
+    other = [of({0: 0.5, 1: 0.25, 3: 1.0}), of({2: 0.25, 0: 1.0}), of({0: 1.0}, "another")]
+    assert differences(base, other).tolist() == [0.375, -0.25, -0.25]
+    assert differences([of({0: 1.0}, "")], [of({0: 0.0}, "")]).shape == (0,)
+
+
+def test_a_bootstrap_over_clients():
+    """Of two values a sample has the mean 0, 1/2 or 1 with probabilities 1/4, 1/2, 1/4. Of many values it is near the
+    normal interval, by the theorem of the central limit: its ends are quantiles of 10,000 means, of which one has a
+    standard error of sqrt(0.025 * 0.975 / 10,000) / density(1.96) = 0.027 standard errors of the mean."""
+    assert bootstrap(np.array([0.0, 1.0])) == (0.5, 0.0, 1.0)
+    assert bootstrap(np.array([0.25])) == pytest.approx((0.25, math.nan, math.nan), nan_ok=True)
+    assert np.isnan(bootstrap(np.zeros(0))).all()
+    values = np.random.default_rng(0).standard_normal(400)
+    mean, low, high = bootstrap(values)
+    assert (mean, low, high) == bootstrap(values)
+    error = values.std() / 20
+    assert mean == values.mean()
+    assert (np.array([low, high]) - mean) / error == pytest.approx([-1.96, 1.96], abs=4 * 0.027)
+    assert bootstrap(values + 1.0) == pytest.approx((mean + 1, low + 1, high + 1), abs=1e-12)
 
 
 def test_tables():

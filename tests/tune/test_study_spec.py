@@ -231,6 +231,15 @@ def test_trials_of_a_smaller_study_are_shorter(
     assert [note for note in study.notes if note.startswith("trials")] == ([told] if told else [])
 
 
+def test_a_trial_has_no_more_rounds_than_its_cell(tmp_path: Path):
+    """Where a level or a method has fewer rounds than trials have, its trials are runs of full length."""
+    axes = {"length": {"short": {"federation.rounds": 2}, "long": {"federation.rounds": 20}}}
+    study = load(written(tmp_path, axes=axes, tune={"each": "level", "rounds": 5}))
+    rounds = {(cell.place, cell.data["federation"]["rounds"]) for cell in trials(study)}
+    assert rounds == {(("short",), 2), (("long",), 5)}
+    assert {cell.key for cell in trials(study)} == {cell.key for cell in scored_by(study)}
+
+
 def scored_by(study: Study) -> list[Cell]:
     """The trials whose values the choice asks for."""
     asked: list[Cell] = []

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedfleet.tune.report.statistics import paired
+from fedfleet.tune.report.statistics import bootstrap, paired
+from fedfleet.tune.units import is_share
 
 from .inputs import (
     Chosen,
@@ -102,9 +104,9 @@ def by_summary(methods: tuple[str, str], apart: list[float]) -> str:
     )
 
 
-def signed(value: float) -> str:
+def signed(value: float, form: str = "+.2f") -> str:
     """A difference as text, with the sign of subtraction."""
-    return f"{value:+.2f}".replace("-", "−")
+    return f"{value:{form}}".replace("-", "−")
 
 
 def order(criterion: Order, level: str | None, some: list[Study]) -> Verdict:
@@ -158,6 +160,8 @@ def near(criterion: Near, level: str | None, some: list[Study]) -> Verdict:
 
 
 def interval(criterion: Interval, level: str | None, some: list[Study]) -> Verdict:
+    if criterion.of == "each client":
+        return interval_over_clients(criterion, level, some[0].measured)
     if criterion.of == "value":
         above, below = (values(some, method, level, SUMMARIES[0]) for method in criterion.methods)
     else:
@@ -166,12 +170,31 @@ def interval(criterion: Interval, level: str | None, some: list[Study]) -> Verdi
     pair = paired(above, below)
     what = "" if criterion.of == "value" else f" of the {criterion.of}"
     ends = f" ({signed(pair.low)} … {signed(pair.high)}), {pair.n} seeds" if pair.n > 1 else ", one seed"
-    decided = REPRODUCED if pair.low > 0 else NOT_REPRODUCED if pair.high < 0 else TIE
     return Verdict(
-        decided,
+        decided(pair.low, pair.high),
         f"95 % interval{what} (Student's t, paired by seed) above 0",
         f"{' − '.join(criterion.methods)}: {signed(pair.difference)}{ends}",
     )
+
+
+def interval_over_clients(criterion: Interval, level: str | None, made: Measured) -> Verdict:
+    above, below = criterion.methods
+    apart = made.differences(below, above, level or made.levels[0])
+    _, low, high = bootstrap(apart)
+    told = f"{above} − {below}: {with_interval(apart, made)}, {len(apart)} clients"
+    return Verdict(decided(low, high), "95 % interval over clients (bootstrap) above 0", told)
+
+
+def decided(low: float, high: float) -> str:
+    """The verdict that an interval is above 0; a tie where it is neither above nor below."""
+    return REPRODUCED if low > 0 else NOT_REPRODUCED if high < 0 else TIE
+
+
+def with_interval(apart: NDArray[np.float64], made: Measured) -> str:
+    """The mean of differences by client with its interval, as text."""
+    form = "+.2f" if is_share(made.study.report.metric) else "+.3f"
+    mean, low, high = (signed(one, form) for one in bootstrap(apart))
+    return f"{mean} ({low} … {high})"
 
 
 def least(criterion: Least, level: str | None, some: list[Study]) -> Verdict:

@@ -66,11 +66,12 @@ class NearBest(Section):
 
 
 class Interval(Section):
-    """The 95 % interval of the difference of two methods, paired by seed, lies above 0."""
+    """The 95 % interval of the difference of two methods lies above 0."""
 
     methods: tuple[str, str]
-    of: Literal["value", "worst tenth"] = "value"
-    """What is compared: the value of a method, or its mean over the tenth of the clients that it serves worst."""
+    of: Literal["value", "worst tenth", "each client"] = "value"
+    """What is compared: the value of a method, or its mean over the tenth of the clients that it serves worst, paired
+    by seed, with Student's t; or the value of each client, a mean over seeds, with a bootstrap over clients."""
 
 
 class Least(Section):

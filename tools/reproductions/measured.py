@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from fedfleet.tune.report.findings import chosen_by, findings, key_of
-from fedfleet.tune.report.served import Row
+from fedfleet.tune.report.served import Row, both, differences
 from fedfleet.tune.study.cells import Cell, trials
 from fedfleet.tune.study.check import with_direction
 from fedfleet.tune.study.folder import FINISHED, StudyFolder
@@ -66,8 +67,16 @@ class Measured:
     def worst(self, method: str, level: str) -> dict[int, float]:
         """Seed -> mean over the worst tenth of the clients that are trained with, in the unit of tables."""
         scale = factor(self.study.report.metric)
-        row = next(row for row in self.clients if (row.method, row.level) == (method, level))
-        return {seed: scale * run.worst for seed, run in row.runs.items()}
+        return {seed: scale * run.worst for seed, run in self.row(method, level).runs.items()}
+
+    def differences(self, base: str, method: str, level: str) -> NDArray[np.float64]:
+        """(clients,): for each client its value with the method minus that with the base, in the unit of tables."""
+        runs = both(self.row(base, level), self.row(method, level))
+        return factor(self.study.report.metric) * differences(*runs)
+
+    def row(self, method: str, level: str) -> Row:
+        """What the clients of a method get at a level."""
+        return next(row for row in self.clients if (row.method, row.level) == (method, level))
 
     @property
     def levels(self) -> list[str]:

@@ -11,7 +11,7 @@ from fedfleet.tune.report.served import Row, both, pairs
 from fedfleet.tune.units import factor, is_share
 
 from . import page
-from .claims import Study, verdict
+from .claims import Study, verdict, with_interval
 from .inputs import RESULTS, Claim, Elsewhere, studies, topic
 from .measured import measured
 from .page import MADE, mean_and_std, mean_of, t_interval, table
@@ -51,7 +51,8 @@ def section(study: Study) -> str:
         rows = {row.method: row for row in made.clients if row.level == level}
         mean = "weighted" if made.study.report.metric.endswith("_weighted") else "mean"
         heads = ["method", "seeds", mean, "95 % interval", "deviation", "worst tenth", "unseen"]
-        heads += [f"better / worse than {name}" for name in made.study.report.against]
+        for name in made.study.report.against:
+            heads += [f"better / worse than {name}", f"minus {name}, 95 % interval over clients"]
         heads += ["gradients", "MB up", "settings"]
         body = table(heads, (line(study, row, rows) for row in rows.values()))
         parts.append(f"### {level[:1].upper()}{level[1:]}\n\n{body}" if len(levels) > 1 else body)
@@ -70,8 +71,12 @@ def line(study: Study, row: Row, rows: Mapping[str, Row]) -> Iterator[str]:
         hidden = name == "unseen" and row.method == "Local"  # which has no model for them but the first one
         yield "–" if hidden or math.isnan(sum(of_runs)) else f"{sum(of_runs) / len(of_runs):{coarse}}"
     for name in report.against:
-        better, _, worse = better_off(*pairs(*both(rows[name], row)), report.best)[0] if name in rows else (0.0,) * 3
-        yield "" if name == row.method else f"{better:.0%} / {worse:.0%}"
+        if name == row.method or name not in rows:
+            yield from ("", "")
+        else:
+            better, _, worse = better_off(*pairs(*both(rows[name], row)), report.best)[0]
+            yield f"{better:.0%} / {worse:.0%}"
+            yield with_interval(made.differences(name, row.method, row.level), made)
     gradients = [run.gradients for run in row.runs.values()]
     yield f"{sum(gradients) / len(gradients):,.0f}"
     yield from (mean_of(runs, "megabytes"), " / ".join(dict.fromkeys(run.chosen for run in runs)))

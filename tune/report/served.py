@@ -71,6 +71,17 @@ def pairs(base: Sequence[Served], other: Sequence[Served]) -> tuple[np.ndarray, 
     return columns[:, 0], columns[:, 1]
 
 
+def differences(base: Sequence[Served], other: Sequence[Served]) -> np.ndarray:
+    """(clients,): for each client its value in the other runs minus that in the base runs, as a mean over the runs that
+    have the same split."""
+    found: dict[int, list[float]] = {}
+    for left, right in zip(base, other, strict=True):
+        if left.split and left.split == right.split:
+            for client in left.clients.keys() & right.clients.keys():
+                found.setdefault(client, []).append(right.clients[client] - left.clients[client])
+    return np.array([np.mean(found[client]) for client in sorted(found)])
+
+
 # --- tables -----------------------------------------------------------------------------------------------------------
 class Row(NamedTuple):
     """A method at a level. runs: seed -> what its clients get."""

@@ -47,8 +47,8 @@ class Tune(Section):
     last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     """The number of last evaluations whose mean decides, at least 1."""
     rounds: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
-    """The number of rounds of a trial (default: that of its cell, which is also the largest). `reduced` makes it smaller,
-    too."""
+    """The number of rounds of a trial (default: that of its cell, which is also the largest). `reduced` makes it
+    smaller, too."""
     seeds: tuple[int, ...] | None = None
     """The seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default: those of
     the study)."""
