@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedfleet.engine.config.schema import validated
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.runs.environment import git, own_commit
 from fedfleet.tune.report.served import Row, Served
 from fedfleet.tune.study.kept_results import read_lines
 from fedfleet.tune.study.spec import Study, load, shipped
 from tools.reproductions.claims import NO_RECORD, NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
 from tools.reproductions.claims import Study as WithCells
 from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, studies
-from tools.reproductions.measured import SUMMARIES, Measured, Run, measured, provenance
-from tools.reproductions.page import PAGE, coverage, page, t_interval
+from tools.reproductions.measured import CHANGED, SUMMARIES, Measured, Run, base_workload, measured, provenance
+from tools.reproductions.page import PAGE, coverage, page, section, t_interval
+from tools.reproductions.page import commits as sentence_on_commits
 from tools.reproductions.topics import PAGES, topic_page
 
 FILES = sorted(RESULTS.glob("*/cells.jsonl"))
@@ -74,6 +78,72 @@ def test_the_rows_of_every_cell_add_up(file):
             assert sum(rows["comm/bytes_up"]) == result["bytes_up"]
             assert sum(rows["comm/bytes_down"]) == result["bytes_down"]
             assert sum(rows["time/seconds"]) == pytest.approx(result["seconds"], abs=1e-3)
+
+
+EARLIER = {
+    *("fedmuon-bc-fmnist", "fedmuon-bc-newton-schulz", "fedmuon-bc-steps"),
+    *("fedmud-fmnist-dirichlet", "fedmud-fmnist-variants", "minimax-sst2"),
+}
+"""The folders of an earlier version, which recorded neither commit nor data. No other one may join them."""
+WITHOUT_CELLS = {"feddua-synthetic", "fedmud-fmnist", "fedmud-long", "systems-time-to-accuracy"}
+
+
+def test_every_folder_has_cells():
+    reports = {path.parent.name for path in RESULTS.glob("*/report.md")}
+    assert reports - {file.parent.name for file in FILES} <= WITHOUT_CELLS
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.parent.name for file in FILES])
+def test_every_cell_says_where_it_comes_from(file):
+    """Commit, processor, cards, threads, versions, and the digests of the data and of word vectors that it reads."""
+    earlier = set[bool]()
+    for line in (line for line in read_lines(file) if "key" in line):
+        found, config = line["environment"], yaml.safe_load(line["config"])
+        assert found["python"]
+        assert found["processor"]
+        assert {"fedfleet", "torch", "numpy"} <= {name for name, version in found["packages"].items() if version}
+        assert config["engine"]["threads"] == found.get("threads", config["engine"]["threads"]) >= 1
+        earlier.add("commit" not in found)
+        if "commit" in found:
+            assert re.fullmatch(f"[0-9a-f]{{40}}({CHANGED})?", found["commit"])
+            assert isinstance(found["cards"], list)
+            assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in found["data"].values())
+            made = {"quadratic", "linear", "saddle"}  # by these, from a seed
+            assert found["data"] or base_workload(line) in made | {"digits"}  # which earlier versions did not record
+            assert ("word vectors" in found["data"]) == bool(re.search(r"glove: (?!null)", line["config"]))
+    assert earlier == {file.parent.name in EARLIER}
+
+
+@pytest.mark.long
+def test_commits_are_in_the_repository_or_said_to_be_gone():
+    """A branch that is rebased after a run leaves a commit in the cells that nobody else has."""
+    gone = set(studies().gone)
+    recorded = {
+        line["environment"].get("commit", "").removesuffix(CHANGED)
+        for file in FILES
+        for line in read_lines(file)
+        if "key" in line
+    } - {""}
+    assert gone <= recorded
+    if own_commit() and git(RESULTS, "rev-parse", "--is-shallow-repository") == "false":
+        here = set(git(RESULTS, "rev-list", "HEAD").split())
+        assert recorded - here == gone
+
+
+def test_the_page_says_what_is_not_known_of_a_commit():
+    commits = {"a" * 40: "`aaaaaaaaaaaa`", "": "unknown", f"{'a' * 40}{CHANGED}": "`aaaaaaaaaaaa` (changed)"}
+    commits |= {"b" * 40: "`bbbbbbbbbbbb` (not here)", f"{'b' * 40}{CHANGED}": "`bbbbbbbbbbbb` (changed, not here)"}
+    some = with_cells({str(number): [80.0] for number in range(len(commits))})["s"]._replace(paper=None)
+    rows = some.measured.rows
+    for number, recorded in enumerate(commits):
+        rows[str(number), "all"] = [run._replace(commit=recorded) for run in rows[str(number), "all"]]
+    text = section(some, frozenset({"b" * 40}))
+    said = [line.split(" | ")[-1] for line in text.splitlines() if line[:3] in {f"| {n}" for n in range(9)}]
+    assert said == [f"{told} |" for told in commits.values()]
+    assert sentence_on_commits([some], frozenset({"b" * 40})) == (
+        "Of 5 cells, 1 have a commit of this repository from which they were computed. For 1 the commit is unknown, 2 "
+        "were computed from sources that had been changed, and 1 from a commit that is not here."
+    )
 
 
 @pytest.mark.parametrize("folder", ["scaffold-momentum", "scaffold-networks"])
@@ -292,3 +362,16 @@ def test_provenance_says_what_is_not_recorded():
     assert told["processor"] == "not recorded (x86_64) / AMD EPYC"
     assert told["versions"] == "Python 3.11 / Python 3.11, torch 2.13"
     assert told["data (SHA-256)"] == "not recorded / `train.tsv` `0f`"
+
+
+def test_provenance_says_which_data_have_no_files():
+    """Those that follow from a seed. The file of the digits was not recorded by earlier versions."""
+    environment = {"machine": "x86_64", "packages": {}, "data": {}}
+    for workload, said in {
+        "linear": "no files of data",
+        "{name: noisy, of: {name: quadratic}}": "no files of data",
+        "digits": "not recorded",
+        "{name: auc, of: {name: digits}}": "not recorded",
+    }.items():
+        line = {"key": "1", "config": f"engine: {{threads: 1}}\nworkload: {workload}\n", "environment": environment}
+        assert dict(provenance([line]))["data (SHA-256)"] == said

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedfleet.tune.report.findings import chosen_by, findings, key_of
 from fedfleet.tune.report.served import Row, both, differences
+from fedfleet.tune.run_files import read_json
 from fedfleet.tune.study.cells import Cell, trials
 from fedfleet.tune.study.check import with_direction
 from fedfleet.tune.study.folder import FINISHED, StudyFolder
@@ -26,12 +27,15 @@ from fedfleet.tune.units import factor
 SUMMARIES = ("last", "last 5", "best")
 """The ways in which a run's evaluations become one value: the last one, the mean of the last five, the best one."""
 NOT_RECORDED = "not recorded"
+CHANGED = "-dirty"
+"""What `git describe` adds to the commit of sources that differ from it."""
 
 
 class Run(NamedTuple):
     """One cell. values: summary -> value in the unit of the tables, {} for a run without a result; reported: the value
     that the study's report has; best_round: the round of the best evaluation; megabytes: that all clients sent;
-    evaluations: the metric after each of them, as it was recorded."""
+    evaluations: the metric after each of them, as it was recorded; commit: of the sources, "" if it was not recorded,
+    followed by CHANGED if the sources differed from it."""
 
     seed: int
     rounds: int
@@ -42,6 +46,7 @@ class Run(NamedTuple):
     megabytes: float
     seconds: float
     evaluations: tuple[float, ...] = ()
+    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,9 @@ def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
     result, rounds = folder.result(cell), cell.data["federation"]["rounds"]
     report = study.report_of(cell.method)
     points = folder.points(cell, report.metric)
+    commit = read_json(folder.of(cell) / "environment.json").get("commit") or ""
     if folder.status(cell) != FINISHED or points is None:
-        return Run(cell.seed, rounds, cell.chosen, {}, math.nan, 0, math.nan, math.nan)
+        return Run(cell.seed, rounds, cell.chosen, {}, math.nan, 0, math.nan, math.nan, commit=commit)
     scale, values = factor(report.metric), points.values
     best = int(np.argmax(values) if report.best == "max" else np.argmin(values))
     found = dict(zip(SUMMARIES, (values[-1], values[-5:].mean(), values[best]), strict=True))
@@ -139,6 +145,7 @@ def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
         result["bytes_up"] / 1e6,
         result["seconds"],
         tuple(map(float, values)),
+        commit,
     )
 
 
@@ -179,6 +186,17 @@ def versions(line: Line) -> str:
     return ", ".join(f"{name} {version}" for name, version in packages.items() if version)
 
 
-def digests(line: Line) -> str:
-    """Name and digest of each data file."""
-    return ", ".join(f"`{name}` `{digest}`" for name, digest in line["environment"].get("data", {}).items())
+def digests(line: Line) -> str | None:
+    """Name and digest of each data file. The file of scikit-learn's digits is recorded since a later version."""
+    files = line["environment"].get("data")
+    if not files:
+        return None if files is None or base_workload(line) == "digits" else "no files of data"
+    return ", ".join(f"`{name}` `{digest}`" for name, digest in files.items())
+
+
+def base_workload(line: Line) -> str:
+    """The name of the workload that reads or makes the data, without those around it."""
+    workload = yaml.safe_load(line["config"])["workload"]
+    while isinstance(workload, dict) and "of" in workload:
+        workload = workload["of"]
+    return workload["name"] if isinstance(workload, dict) else workload

@@ -9,7 +9,7 @@ from fedfleet.tune.units import in_words, is_share
 
 from .claims import NO_RECORD, NOT_TRIED, VERDICTS, Study, compared, signed, verdict
 from .inputs import RESULTS, Listed, NotRun, Paper, Studies, papers, studies
-from .measured import NOT_RECORDED, SUMMARIES, Run, measured, provenance
+from .measured import CHANGED, NOT_RECORDED, SUMMARIES, Run, measured, provenance
 
 PAGE = RESULTS / "README.md"
 
@@ -22,7 +22,11 @@ cent; of other metrics lower is better. A run has three summaries: its last eval
 evaluations, and its best evaluation, which is better the more evaluations there are. ± is the standard deviation over
 seeds, and the 95 % interval that of the mean of the last evaluations, by Student's t; one seed has neither. Settings
 were tuned on the test set that is reported, unless a study says otherwise. Seconds are those of a run's rounds on a
-machine that had other work."""
+machine that had other work. The commit is that of the sources which computed a row. It is "unknown" where earlier
+versions did not record it, "changed" stands beside it where the sources differed from it, and "not here" where the
+repository no longer has it. A row with one of these words can be computed again by the command, but only with other
+sources. The [last section](#where-the-numbers-come-from) has the processor, the threads, the versions and the data of
+every study."""
 
 CLAIMS = """\
 A claim is reproduced if its criterion holds for the cells. An order counts if the methods are apart by the margin in
@@ -40,15 +44,16 @@ can be continued or reported again on any machine. What earlier versions did not
 def page() -> str:
     listed, known = studies(), papers()
     with_cells = found(listed, known)
+    gone = frozenset(listed.gone)
     parts = [
         "# Reproductions",
         MADE,
         f"{coverage(with_cells.values(), known)}\n\n{READING}",
         f"## Claims\n\n{CLAIMS}\n\n{claims(known, with_cells)}",
-        *(section(study) for study in with_cells.values()),
+        *(section(study, gone) for study in with_cells.values()),
         f"## Studies without cells\n\n{without_cells(listed, with_cells)}",
         f"## Not run\n\n{not_run(listed.not_run, known)}",
-        f"## Where the numbers come from\n\n{CELLS}\n\n{sources(with_cells)}",
+        f"## Where the numbers come from\n\n{CELLS}\n\n{commits(with_cells.values(), gone)}\n\n{sources(with_cells)}",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -100,8 +105,8 @@ def claims(known: Mapping[str, Paper], some: Mapping[str, Study]) -> str:
     return "\n\n".join([f"{len(verdicts)} claims: {counts}.", *parts])
 
 
-def section(study: Study) -> str:
-    """A study with cells: its table and what a reader has to know of it."""
+def section(study: Study, gone: frozenset[str]) -> str:
+    """A study with cells: its table and what a reader has to know of it. gone: see `Studies`."""
     listed, made = study.listed, study.measured
     unit = in_words(made.study.report.metric).removeprefix("test ")
     about = [f"Command: `{listed.command}`; [the report]({listed.folder}/report.md).", listed.what]
@@ -109,10 +114,13 @@ def section(study: Study) -> str:
     about.append(f"Settings were chosen {made.tuning}." if made.trials else "Nothing was tuned.")
     if published := bool(compared(study)):
         about.append(f"The difference is that of the {made.reported} from the published number.")
-    rows = [row(study, method, level, published) for method, level in made.rows]
+    rows = [
+        [*row(study, method, level, published), ", ".join(dict.fromkeys(commit(run.commit, gone) for run in runs))]
+        for (method, level), runs in made.rows.items()
+    ]
     heads = ["method", "level", "seeds", *(["published"] if published else []), f"{unit}: last evaluation"]
     heads += ["95 % interval", "mean of the last 5", "best", "in round", *(["difference"] if published else [])]
-    heads += ["settings", "MB up", "seconds"]
+    heads += ["settings", "MB up", "seconds", "commit"]
     charts = [f"![{what}]({listed.folder}/{file})" for file, what in listed.charts.items()]
     notes = ["\n".join(f"- {note}" for note in listed.notes)] if listed.notes else []
     text = " ".join(filter(None, about))
@@ -134,6 +142,15 @@ def row(study: Study, method: str, level: str, published: bool) -> list[str]:
     if published:
         texts.append(signed(beside.difference) if beside else "")
     return [*texts, settings(runs), mean_of(done, "megabytes"), mean_of(done, "seconds")]
+
+
+def commit(recorded: str, gone: frozenset[str]) -> str:
+    """The first digits of a run's commit, with what a reader has to know of it."""
+    if not recorded:
+        return "unknown"
+    name = recorded.removesuffix(CHANGED)
+    said = [*(["changed"] if name != recorded else []), *(["not here"] if name in gone else [])]
+    return f"`{name[:12]}`" + (f" ({', '.join(said)})" if said else "")
 
 
 def settings(runs: list[Run]) -> str:
@@ -192,6 +209,20 @@ def not_run(some: Iterable[NotRun], known: Mapping[str, Paper]) -> str:
         for one in some
     ]
     return table(("paper", "figure or table", "study"), rows)
+
+
+def commits(some: Iterable[Study], gone: frozenset[str]) -> str:
+    """How many runs have a commit from which they can be computed again."""
+    all_runs = [run for study in some for runs in study.measured.rows.values() for run in runs]
+    unknown = sum(not run.commit for run in all_runs)
+    changed = sum(run.commit.endswith(CHANGED) for run in all_runs)
+    lost = sum(run.commit in gone for run in all_runs)
+    known = len(all_runs) - unknown - changed - lost
+    return (
+        f"Of {len(all_runs):,} cells, {known:,} have a commit of this repository from which they were computed. For "
+        f"{unknown} the commit is unknown, {changed} were computed from sources that had been changed, and {lost} from "
+        "a commit that is not here."
+    )
 
 
 def sources(some: Mapping[str, Study]) -> str:
