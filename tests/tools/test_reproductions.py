@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -375,3 +376,57 @@ def test_provenance_says_which_data_have_no_files():
     }.items():
         line = {"key": "1", "config": f"engine: {{threads: 1}}\nworkload: {workload}\n", "environment": environment}
         assert dict(provenance([line]))["data (SHA-256)"] == said
+
+
+# --- tables that were written by hand ---------------------------------------------------------------------------------
+def tables(page: str) -> list[list[str]]:
+    """The cells of all rows of tables on a page of docs/results."""
+    lines = (RESULTS / page).read_text("utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("| ")]
+
+
+def ended(folder: str, metric: str) -> dict[str, str]:
+    """Name of a run of the last seed -> its last value in per cent, or the round in which it diverged."""
+    found = {}
+    for line in (line for line in read_lines(RESULTS / folder / "cells.jsonl") if "key" in line):
+        value = [one for one in line["rows"].get(metric, []) if one is not None][-1:]
+        diverged = re.search(r"diverged in (round \d+)", line["failure"].get("reason", ""))
+        found[yaml.safe_load(line["config"])["name"]] = diverged[1] if diverged else f"{100 * value[0]:.4f}"
+    return found
+
+
+def same(told: str, cell: str) -> bool:
+    """Whether a page and a cell say the same round, or the same number after a rounding to one digit."""
+    return told == cell if "round" in told + cell else abs(float(told) - float(cell)) <= 0.05 + 1e-6
+
+
+def test_the_tables_on_scaffold_are_what_the_cells_say():
+    of_networks, of_momentum = ended("scaffold-networks", "eval/accuracy"), ended("scaffold-momentum", "eval/accuracy")
+    assert (len(of_networks), len(of_momentum)) == (35, 24)
+    networks = ("LeNet", "GroupNorm", "Xavier", "He", "tanh", "tanh, average pooling", "tanh, average pooling, Xavier")
+    first, second = tables("scaffold.md")[2:9], tables("scaffold.md")[11:]
+    for row, network in zip(first, networks, strict=True):
+        cells = [
+            of_networks[f"{control}, {network}"] for control in ("mean", "last", "server", "normalised", "literal")
+        ]
+        assert all(map(same, row[1:], cells)), (row, cells)
+    methods = ("FedAvg", "SCAFFOLD", "start from gradients", "carry keep", "carry average", "mu 0.5", "mu 0", "lr 0.03")
+    methods += ("lr 0.01", "moving average", "clip 1", "clip 10")
+    for row, method in zip(second, methods, strict=True):
+        cells = [of_momentum[f"{method}, β = {beta}"] for beta in ("0.1", "10")]
+        assert all(map(same, row[2:], cells)), (row, cells)
+
+
+@pytest.mark.parametrize(("folder", "column"), [("minimax-iid", 2), ("minimax-non-iid", 4)])
+def test_the_table_on_min_max_is_what_the_cells_say(folder, column):
+    """The columns of steps to 1, whose cells are kept: mean, deviation, and the chosen step size."""
+    found = measured(RESULTS / folder)
+    assert found is not None
+    told = {row[0]: row[column] for row in tables("minimax.md")[2:]}
+    assert list(told) == list(found.study.methods)
+    for method, text in told.items():
+        mean, deviation, lr = map(float, re.findall(r"[\d.]+", text))
+        (runs,) = (runs for (name, _), runs in found.rows.items() if name == method)
+        values = [run.values["last"] for run in runs]
+        assert max(abs(mean - np.mean(values)), abs(deviation - np.std(values, ddof=1))) <= 0.05 + 1e-6
+        assert {float(re.findall(r"lr ([\d.]+)", run.chosen)[0]) for run in runs} == {lr}
