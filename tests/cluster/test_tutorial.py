@@ -47,7 +47,13 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("first", [[], [FIRST]], ids=["in a clean home", "after a first run"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param([], id="in a clean home"),
+        pytest.param([FIRST], id="after a first run", marks=pytest.mark.slow),
+    ],
+)
 def test_as_printed(first: list[str], home: Path):
     port, token = str(ports(1)[0]), home / ".ray" / "auth_token"
     for line in first:

@@ -205,8 +205,15 @@ def test_a_label_that_is_no_class_is_told():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("local", [{"steps": 5}, {"epochs": 2}], ids=["steps", "epochs"])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [
+        ("fedavg", {"epochs": 2}),
+        ("scaffold", {"steps": 5}),
+        pytest.param("fedavg", {"steps": 5}, marks=pytest.mark.slow),
+        pytest.param("scaffold", {"epochs": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_whole_runs(name, local, ray_here, monkeypatch):
     made = lenet(kernels="chain", block=1)
     method = {"name": name, "rule": {"name": "sgd", "lr": 0.05}}

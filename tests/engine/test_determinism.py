@@ -17,10 +17,13 @@ def untimed(result):
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in result.rows]
 
 
+MARKS = {"steps": pytest.mark.slow, "epochs": pytest.mark.long}
+
+
 @pytest.mark.parametrize(
     ("method", "local"),
     [
-        pytest.param(method, local, marks=() if (method, local) == ("scaffold", "steps") else pytest.mark.long)
+        pytest.param(method, local, marks=() if (method, local) == ("scaffold", "steps") else MARKS[local])
         for method in METHODS
         for local in LOCALS
     ],

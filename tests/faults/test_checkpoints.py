@@ -248,8 +248,15 @@ def start(folder: Path, temporary: Path, **engine) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("backend", "number"),
+    [
+        ("local", signal.SIGINT),
+        ("local", signal.SIGTERM),
+        pytest.param("ray", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("ray", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path, short):
     """SIGINT is sent to the whole process group, as a terminal does on Ctrl-C; SIGTERM to the command alone, as `kill`
     does."""

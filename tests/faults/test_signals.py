@@ -114,6 +114,7 @@ class Case(NamedTuple):
     whom: Callable[[Family, int], None]
     times: int = 1
     every: int = 0
+    mark: str = "long"
 
 
 CASES = {
@@ -123,10 +124,10 @@ CASES = {
         Case(signal.SIGHUP, group, 1, every=3),
     ],
     "ray": [
-        Case(signal.SIGTERM, everyone, 1),
+        Case(signal.SIGTERM, everyone, 1, mark="slow"),
         Case(signal.SIGTERM, the_command_last, 2, every=2),
         Case(signal.SIGINT, everyone, 2),
-        Case(signal.SIGHUP, everyone, 1),
+        Case(signal.SIGHUP, everyone, 1, mark="slow"),
         Case(signal.SIGUSR1, group, 2, every=3),
     ],
 }
@@ -139,7 +140,7 @@ CASES = {
             backend,
             case,
             id=f"{backend}-{case.number.name}-{case.whom.__name__}-{case.times}-{case.every}",
-            marks=[pytest.mark.long] if backend == "ray" else [],
+            marks=getattr(pytest.mark, case.mark) if backend == "ray" else (),
         )
         for backend, cases in CASES.items()
         for case in cases

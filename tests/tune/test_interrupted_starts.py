@@ -67,7 +67,7 @@ def check(process: subprocess.Popen[str]) -> None:
     assert error_in(stderr).startswith("interrupted"), stderr
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.long if n % 2 == 0 else ()) for n in range(8)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n % 2 == 0 else ()) for n in range(8)])
 def test_at_any_moment_of_the_first_seconds(seed, tmp_path):
     """The moment is drawn at random; it may be during imports, the configuration, the data, the trial step or the first
     rounds."""
