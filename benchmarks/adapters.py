@@ -1,6 +1,6 @@
 """Measures the processor time of a client's LoRA steps on a small GPT, relative to a plain loop with the package peft.
 
-    python benchmarks/adapters.py [--pairs 7] [--block 1 8] [--width 128]
+    python benchmarks/adapters.py [--pairs 7] [--block 1 8] [--width 128] [--kernels torch]
 
 Both run in this process on one thread, in turn: one round of a cohort by a worker of the engine (drawing and gathering
 batches, local steps, sums), and the same number of clients by a plain loop of PyTorch, whose network peft has adapted.
@@ -58,7 +58,7 @@ def train_plainly(network: nn.Module, columns: dict[str, torch.Tensor], start: l
         _ = [value - begin for value, begin in zip(trained, start, strict=True)]
 
 
-def pairs(block: int, width: int, count: int, folder: Path) -> list[tuple[float, float]]:
+def pairs(block: int, width: int, kernels: str, count: int, folder: Path) -> list[tuple[float, float]]:
     """(plain, engine): processor seconds per client in each of `count` pairs, after one pair that does not count."""
     (folder / "text.txt").write_text(WORDS * 500)
     made = experiment(
@@ -72,7 +72,7 @@ def pairs(block: int, width: int, count: int, folder: Path) -> list[tuple[float,
             },
             "method": {"name": "fedavg", "rule": {"name": "adamw", "lr": LR}},
             "federation": {"clients": 8, "cohort": 8, "rounds": 1, "local": {"steps": STEPS, "batch": BATCH}},
-            "engine": {"backend": "local", "block": block, "kernels": "torch"},
+            "engine": {"backend": "local", "block": block, "kernels": kernels},
             "evaluate": {"every": 0},
             "tracking": {"uri": "none"},
         }
@@ -80,7 +80,7 @@ def pairs(block: int, width: int, count: int, folder: Path) -> list[tuple[float,
     run_spec = RunSpec.of("adapters", made)
     split = run_spec.split()
     data = Data.of(split.train, split.test, split.client_index)
-    trial = short_run(run_spec, data, ExecutionPlan(block, "torch"))
+    trial = short_run(run_spec, data, ExecutionPlan(block, kernels))
     algorithm = trial.method()
     with torch.no_grad():
         public = algorithm.broadcast(algorithm.server_init(trial.initial_model()))
@@ -104,17 +104,19 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--block", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--kernels", default="torch", help="of the engine, as in engine.kernels")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     for block in asked.block:
         with tempfile.TemporaryDirectory() as folder:
-            found = pairs(block, asked.width, asked.pairs, Path(folder))
+            found = pairs(block, asked.width, asked.kernels, asked.pairs, Path(folder))
         ratios = [plain / ours for plain, ours in found]
         ours = 1e3 * median(ours for _, ours in found) / STEPS
         print(
-            f"width {asked.width}, blocks of {block}: {median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f}) of "
-            f"plain PyTorch with peft {peft.__version__}, {ours:.2f} ms per step of a client",
+            f"width {asked.width}, blocks of {block}, kernels {asked.kernels}: "
+            f"{median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f}) of plain PyTorch with peft "
+            f"{peft.__version__}, {ours:.2f} ms per step of a client",
             flush=True,
         )
 

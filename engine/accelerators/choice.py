@@ -8,7 +8,7 @@ import torch
 
 from ..config.schema import Engine
 
-CPU_KERNELS = ("channels_last", "native", "chain")
+CPU_KERNELS = ("channels_last", "native", "attention", "chain")
 """Kernels of the table KERNELS that are for processors."""
 
 

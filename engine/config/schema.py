@@ -482,8 +482,9 @@ class Engine(Section):
     kernels: str = "auto"
     """The kernels that compute losses and gradients. `torch`: only those of torch; `channels_last`: those of torch,
     with the channels of images last in memory while a client trains alone; `native`: also compiled convolutions, and
-    no computation for the padding of texts while a client trains alone; `chain`: compiled code that computes the loss
-    of a whole network and its gradient in one call. These three are for float32 on a CPU. They are used only after a
+    no computation for the padding of texts while a client trains alone; `attention`: `native`, and the attention of the
+    model gpt in one compiled call; `chain`: compiled code that computes the loss
+    of a whole network and its gradient in one call. These four are for float32 on a CPU. They are used only after a
     proof on the data of the run that they compute what torch computes. Three are for CUDA devices, and replay the local
     steps of a block from a CUDA graph, to the same bits: `graph` has torch's kernels, `products` computes convolutions
     of a block as batched products, after a proof, and `streams` has each client of a block on one of four streams, with

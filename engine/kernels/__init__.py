@@ -9,6 +9,7 @@ torchs               `torch`: torch's own kernels
 cuda_graph           `graph`: torch's own kernels on a GPU, where the steps of a block are replayed from CUDA graphs
 fused_chain          `chain`: loss and gradient of a small network in one compiled call, and plain descent in one call
 operators            `native`: compiled convolutions and Newton-Schulz iterations in the place of torch's
+attention            `attention`: `native`, and attention of short sequences in one compiled call
 channels_last        `channels_last`: images with their channels last and Winograd's filtering
 block_convolutions   `products`: the same, and a block's convolutions are batched products
 streams              `streams`: the clients of a block on several streams of one CUDA graph, each as it is alone

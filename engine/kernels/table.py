@@ -16,6 +16,7 @@ KERNELS = {
     "torch": Entry(_HERE + "torchs:Torch", "torch's own"),
     "channels_last": Entry(_HERE + "channels_last:ChannelsLast", "torch's with the channels of images last in memory"),
     "native": Entry(_HERE + "operators:Native", "compiled convolutions and Newton-Schulz iterations"),
+    "attention": Entry(_HERE + "attention:OneCallAttention", "native, and attention of a built-in GPT in one call"),
     "chain": Entry(_HERE + "fused_chain:FusedChain", "loss and gradient of a whole network in one compiled call"),
     "graph": Entry(_HERE + "cuda_graph:Graph", "torch's, and the steps of a block are replayed from a CUDA graph"),
     "products": Entry(_HERE + "block_convolutions:Products", "convolutions of a block as batched products, in a graph"),

@@ -14,9 +14,11 @@ from torch.nn import functional as F
 
 from fedfleet.algorithms.parts.orthogonal import SCHEMES, Part, matrices_of, newton_schulz_plainly
 from fedfleet.engine.kernels import library
+from fedfleet.engine.kernels.attention import OneCallAttention
 from fedfleet.engine.kernels.channels_last import ChannelsLast
 from fedfleet.engine.kernels.operators import AT_ONCE, Native, add_up, iterated
 
+from .test_attention import SIZES, causal, of_projections, scattered
 from .test_channels_last import CONVOLUTIONS
 from .test_fused_chain import CHAINS, at, batch_of, both, workload
 from .test_kernels import CONVS, drawn, gradients
@@ -98,6 +100,16 @@ def filtered() -> None:
                 gradients(lambda x, weight, options=options: F.conv2d(x, weight, **options), x, weight)
 
 
+def attentions() -> None:
+    for sequences, heads, places, width in SIZES:
+        q, k, v = (drawn(sequences, places, heads, width + i)[..., :width] for i in range(3))
+        for unseen in (causal(places), scattered(sequences, 1, places, places), torch.ones(places, places) > 0):
+            for value in (0.0, *ODD):
+                k[-1, -1, -1, -1] = value
+                with OneCallAttention().around_losses():
+                    gradients(lambda *given, mask=unseen: of_projections(*given, mask), q, k.clone(), v)
+
+
 def rest() -> None:
     for shape in ((1, 1), (3, 7), (5, 5), (17, 33), (33, 17), (32, 32), (63, 71), (2, 35, 70)):
         x = drawn(*shape)
@@ -124,5 +136,6 @@ if __name__ == "__main__":
     chains()
     singles()
     filtered()
+    attentions()
     rest()
     print("all are sound")

@@ -17,6 +17,8 @@ from fedfleet.engine.kernels import library
 
 ROOT = Path(__file__).parents[2]
 REPEATED = (
+    "test_attention.py::test_attention_is_the_definition",
+    "test_attention.py::test_a_block_is_its_clients",
     "test_fused_chain.py::test_loss_and_gradient_are_torchs",
     "test_fused_chain.py::test_strides_do_not_matter",
     "test_fused_chain.py::test_what_is_not_finite_goes_where_torch_has_it_go",

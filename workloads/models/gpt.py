@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..workload import Model
+from .attention import attended
 from .dropout import Dropout
 from .head import WITHOUT_HEAD, Head
 from .published import load
@@ -108,10 +109,7 @@ class Block(nn.Module):
             q, k = (rotated(x, self.theta, places.position) for x in (q, k))
         if self.groups < self.heads:
             k, v = (x.repeat_interleave(self.heads // self.groups, 1) for x in (k, v))
-        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(places.unseen, -math.inf)
-        weights = self.drop_weights(torch.softmax(scores, -1))
-        return (weights.to(v.dtype) @ v).transpose(1, 2).reshape(batch, length, -1)
+        return attended(q, k, v, places.unseen, self.drop_weights)
 
 
 class Decoder(nn.Module):
