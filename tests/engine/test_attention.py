@@ -43,9 +43,10 @@ def scattered(*shape: int) -> Tensor:
     return (drawn(*shape) > 0) & ~torch.eye(shape[-1], dtype=torch.bool)
 
 
-def definition(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor) -> Tensor:
-    """(B, T, H d) from (B, T, H, d), head by head and place by place, in float64."""
-    q, k, v = (each.double() for each in (q, k, v))
+def definition(*given: Tensor) -> Tensor:
+    """(B, T, H d) from q, k, v (B, T, H, d) and what is unseen, head by head and place by place, in float64."""
+    q, k, v = (each.double() for each in given[:3])
+    unseen = given[3]
     sequences, places, heads, width = q.shape
     found = [
         torch.softmax(k[n, seen, h] @ q[n, i, h] / math.sqrt(width), 0) @ v[n, seen, h]
@@ -57,8 +58,10 @@ def definition(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor) -> Tensor:
     return torch.stack(found).view(sequences, places, heads * width)
 
 
-def of_projections(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor) -> Tensor:
-    return attended(*(each.transpose(1, 2) for each in (q, k, v)), unseen, nn.Identity())
+def of_projections(*given: Tensor, drop: nn.Module = nn.Identity()) -> Tensor:
+    """What a layer gets from q, k, v (B, T, H, d) and what is unseen."""
+    q, k, v = (each.transpose(1, 2) for each in given[:3])
+    return attended(q, k, v, given[3], drop)
 
 
 @pytest.fixture
@@ -138,7 +141,7 @@ def test_others_are_left_to_torch(calls: list[str]):
     double = [each.double() for each in (q, k, v)]
     with OneCallAttention().around_losses():
         assert torch.equal(of_projections(*double, causal(6)), of_projections(*double, causal(6)))
-        attended(*(each.transpose(1, 2) for each in (q, k, v)), causal(6), nn.Dropout(0.5))
+        of_projections(q, k, v, causal(6), drop=nn.Dropout(0.5))
         of_projections(q, k[:, :4], v[:, :4], torch.zeros(6, 4, dtype=torch.bool))
     assert not calls
 
