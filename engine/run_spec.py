@@ -21,6 +21,7 @@ from ..algorithms.contract import Adaptation, Algorithm, Deferred, RunContext
 from ..algorithms.local import Rule
 from ..algorithms.parts.turns import Turns
 from ..algorithms.tree import Layout, Tree
+from ..workloads.models.narrow import is_narrower
 from ..workloads.workload import Split, StoredTensors, Workload
 from .accelerators.settings import applied
 from .aggregation.stage_plan import StagePlan
@@ -496,6 +497,15 @@ class RunSpec:
         """The type of forward and backward passes, None if it is `dtype`."""
         return torch.bfloat16 if self.experiment.engine.precision == "bfloat16" else None
 
+    def frozen_type(self, stored: torch.dtype) -> torch.dtype:
+        """The type of frozen floats. stored: the one that they have in a file, or as the workload makes them."""
+        base = self.experiment.engine.base
+        if not self.workload.casts_up:
+            return self.dtype
+        if base == "as_stored":
+            return stored if is_narrower(stored, self.dtype) else self.dtype
+        return self.precision or (self.dtype if base == "same" else getattr(torch, base))
+
     @property
     def tf32(self) -> bool:
         """Whether a GPU may compute products of float32 in TF32."""
@@ -654,8 +664,8 @@ class RunSpec:
 
     @built_once
     def frozen(self) -> dict[str, Tensor]:
-        """The frozen tensors of the model in the run's dtype, on the processor. They are constants of the run, of which
-        no round, row, message or checkpoint has a copy."""
+        """The frozen tensors of the model, on the processor; their floats are in `frozen_type`. They are
+        constants of the run, of which no round, row, message or checkpoint has a copy."""
         found = self._found_frozen()
         with building_model(self.experiment.workload):
             return dict(found)
@@ -676,13 +686,15 @@ class RunSpec:
         with building_model(self.experiment.workload), plugin_errors("workload", settings=self.experiment.workload):
             tensors, names = self.workload.frozen(self.experiment.seed), self.kept_apart.frozen
             if isinstance(tensors, StoredTensors) and self.given_model is None and not names:
-                return tensors.some(tuple(name for name in tensors if name not in self.held)).to(self.dtype)
+                found = tensors.some(tuple(name for name in tensors if name not in self.held))
+                as_stored = self.workload.casts_up and self.experiment.engine.base == "as_stored"
+                return found.as_in_files(self.dtype) if as_stored else found.to(self.frozen_type(self.dtype))
             if names:
                 trained = self.workload.init(self.experiment.seed)
                 tensors = {**tensors, **{name: trained[name] for name in names}}
             given = self.given_model or {}
             return {
-                name: floats_to(self.dtype, given.get(name, value))
+                name: floats_to(self.dtype if name in names else self.frozen_type(value.dtype), given.get(name, value))
                 for name, value in tensors.items()
                 if name not in self.held
             }
@@ -694,12 +706,12 @@ class RunSpec:
         frozen = self.frozen_one_by_one
         if not frozen:
             return {}
-        sizes = [(value.numel(), value.element_size()) for value in frozen.values()]
+        sizes = [(value.numel(), value.element_size(), value.dtype) for value in frozen.values()]
         return {
             "tensors": list(frozen),
-            "numbers": sum(count for count, _ in sizes),
-            "bytes": sum(count * size for count, size in sizes),
-            "dtype": self.experiment.engine.dtype,
+            "numbers": sum(count for count, _, _ in sizes),
+            "bytes": sum(count * size for count, size, _ in sizes),
+            "dtype": ", ".join(sorted({str(kind).removeprefix("torch.") for _, _, kind in sizes})),
             "sha256": sha256_of_tensors(frozen),
         }
 

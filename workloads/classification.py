@@ -27,6 +27,7 @@ from .stateless import NETWORK, Stateless, buffers_of, parameters_of
 from .workload import (
     TEST_SET,
     TRAINING_SET,
+    WITHOUT_STORED,
     WITHOUT_WEIGHTS,
     Adapter,
     Batch,
@@ -159,6 +160,10 @@ class Classification(Workload):
         """The names of the parameters that need no gradient (`requires_grad_(False)`)."""
         return tuple(name for name, (value, _) in parameters_of(self.outline).items() if not value.requires_grad)
 
+    @property
+    def casts_up(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return bool(self.frozen_names) and not {"logits", "network"} & {*self.overridden}
+
     @abstractmethod
     def load(self) -> tuple[Columns, Columns]:
         """The columns of the training and of the test rows; `split` calls it.
@@ -203,9 +208,10 @@ class Classification(Workload):
         rest = tuple(name for name in names if name not in added)
         if not self.buffers and (stored := self._stored(rest)) is not None:
             return {name: added[name] if name in added else stored[name] for name in names}
-        module = initial(self.build_converted, seed)
-        parameters = parameters_of(module)
-        trained = {name: added[name] if name in added else parameters[name][0] for name in names}
+        stored = self._stored(tuple(name for name in rest if name in (self.stored() or ())))
+        parameters = parameters_of(module := self._without_stored(seed))
+        own = added if stored is None else {**added, **stored}
+        trained = {name: own[name] if name in own else parameters[name][0] for name in names}
         buffers = {name: module.get_buffer(name) for name in self.buffers}
         return {name: value.detach().clone() for name, value in {**trained, **buffers}.items()}
 
@@ -218,7 +224,6 @@ class Classification(Workload):
         return {name: parameters[name][0].detach().clone() for name in self.frozen_names}
 
     def stored(self) -> StoredTensors | None:
-        """See `Model.stored`."""
         return self.model.stored(self.shape, self.classes) if type(self).build is Classification.build else None
 
     def published(self, p: Params) -> dict[str, Any]:
@@ -254,6 +259,15 @@ class Classification(Workload):
             return initial(self.build_converted, 0)
         finally:
             WITHOUT_WEIGHTS.reset(token)
+
+    def _without_stored(self, seed: int) -> nn.Module:
+        """The network for parameters that are not in files."""
+        changed = self.adapter is not None and not self.adapter.keeps_weights
+        token = WITHOUT_STORED.set(not changed and self.stored() is not None)
+        try:
+            return initial(self.build_converted, seed)
+        finally:
+            WITHOUT_STORED.reset(token)
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(B, *shape) in `dtype`: the normalised inputs of the network. Bytes are divided by 255 first."""

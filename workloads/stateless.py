@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from . import counted
 from .models.functional import KeyedFunctions
+from .models.narrow import Narrow, cast_up_in, is_narrower
 from .workload import Params
 
 
@@ -70,6 +71,8 @@ class Stateless:
     A call puts the given tensors in the place of the module's parameters. `torch.func.functional_call` does the same
     with more checks, and costs 40 to 90 microseconds per call on LeNet, 4 to 8 % of a local step.
 
+    Frozen parameters may be given in a narrower type than the first tensor, see `models.narrow`.
+
     `draws`: whether the module's forward calls functions such as `F.dropout`, which then draw from the key; None before
     the first call in training. Only such a module is called in a context that looks at each of its functions, and never
     in evaluations, where torch has fast paths that it does not take in such a context.
@@ -77,7 +80,10 @@ class Stateless:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.train()
-        self.slots = [(name, *place) for name, (_, places) in parameters_of(module).items() for place in places]
+        parameters = parameters_of(module)
+        self.slots = [(name, *place) for name, (_, places) in parameters.items() for place in places]
+        self.frozen = [name for name, (value, _) in parameters.items() if not value.requires_grad]
+        self.narrow: list[Narrow] | None = None
         self.random = [part for part in module.modules() if isinstance(part, Keyed)]
         self.running = statistics(module)
         self.slots += [(name, owner._buffers, leaf) for name, owner, leaf in self.running]
@@ -92,6 +98,8 @@ class Stateless:
             self.module.train(key is not None)
         for name, parameters, leaf in self.slots:
             parameters[leaf] = p[name]  # pyright: ignore[reportArgumentType] torch runs on plain tensors too
+        if self.frozen:
+            self._cast_up(p)
         for number, part in enumerate(self.random):
             part.key = None if key is None else counted.key(key, "module", number)
         for _, part, _ in self.running:
@@ -102,6 +110,16 @@ class Stateless:
             out = self.module(x)
         self.draws = functions.met > 0
         return out
+
+    def _cast_up(self, p: Params) -> None:
+        """Have modules cast their frozen parameters up to the type of the first tensor, where any is narrower."""
+        wide = next(iter(p.values())).dtype
+        if self.narrow is None:
+            if not any(is_narrower(p[name].dtype, wide) for name in self.frozen):
+                return
+            self.narrow = cast_up_in(self.module, wide)
+        for part in self.narrow:
+            part.wide = wide
 
     def drift(self, p: Params) -> Tensor:
         """A term () of value 0 that gives every running statistic its gradient: the old value minus the one that the

@@ -31,6 +31,9 @@ sets it for kernels that are proven on the data of the run."""
 WITHOUT_WEIGHTS: ContextVar[bool] = ContextVar("WITHOUT_WEIGHTS", default=False)
 """Whether a network is built for a run that puts all of its parameters in, so that it need not read or draw them."""
 
+WITHOUT_STORED: ContextVar[bool] = ContextVar("WITHOUT_STORED", default=False)
+"""Whether a network is built for those of its parameters that `Model.stored` lacks, so that it need not read others."""
+
 
 _notes: list[str] = []
 
@@ -242,6 +245,10 @@ class Workload(ABC):
         """
         return {}
 
+    def stored(self) -> StoredTensors | None:
+        """The parameters that are in files, by name; None where the workload has to make some."""
+        return None
+
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """The frozen weights with trained factors of low rank beside them; () without adapters."""
@@ -317,6 +324,10 @@ class Workload(ABC):
     outline_input: tuple[int, ...] | None = None
     """The shape of one input of `outline`, where one call of it is all that a loss computes, besides what costs little.
     """
+
+    casts_up: bool = False
+    """Whether floats of `frozen` may be given to losses and reports in a narrower type than the other tensors, since
+    the network casts them up where it uses them."""
 
     of_package: bool = False
     """Whether the code of the network is a package's. Where it cannot be vectorised, clients then train one after the

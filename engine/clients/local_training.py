@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Known
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
+from ...workloads.models.narrow import HALF
 from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
 from ..kernels.contract import Kernels
@@ -254,8 +255,8 @@ class LocalTrainer:
         self.chain = kernels.chain(workload, x.layout)
         self.x, self.gradients, self.at_once = x, 0, at_once
         dtype = x.flat.dtype if precision is None else precision
-        self.frozen = {
-            name: tensor.to(self.device, dtype if tensor.is_floating_point() else None)
+        self.frozen = {  # a narrower one is cast up by the module that uses it
+            name: tensor.to(self.device, dtype if tensor.is_floating_point() and tensor.dtype not in HALF else None)
             for name, tensor in (frozen or {}).items()
         }
         self.held: dict[str, Tensor] = {}

@@ -130,6 +130,7 @@ REFUSED = {
     "engine.device": PLAN,
     "engine.threads": PLAN,
     "engine.precision": PLAN,
+    "engine.base": "frozen tensors stay what they were",
     "privacy": ACCOUNT,
     "personal.tensors": OWN,
     "personal.frozen": OWN,

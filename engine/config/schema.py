@@ -457,7 +457,7 @@ class Engine(Section):
 
     `backend`, `workers`, `cpus`, `gpus`, `address`, `placement`, `wait`, `pending` and `state_memory` never change a
     bit of the result. `block`, `kernels`, `vectorise`, `threads`, `dtype` and `device` may change it within rounding
-    errors, and `precision` within the rounding errors of bfloat16 or TF32.
+    errors, and `precision` and `base` within the rounding errors of the types that they name.
     """
 
     backend: Literal["auto", "ray", "local"] = "auto"
@@ -505,6 +505,11 @@ class Engine(Section):
     possible for classification without running statistics. Weights, gradients and states stay in dtype. On a GPU,
     Newton-Schulz iterations of methods are then in bfloat16 too. `tf32` is for GPUs: products of float32 keep 10 bits
     of each factor."""
+    base: Literal["same", "float32", "bfloat16", "float16", "as_stored"] = "same"
+    """The type in which the frozen tensors of the model are kept with `precision=same`: `same` as dtype (default); one
+    of the others, of which each layer is cast up to dtype where it is used; or `as_stored`, the type that they have in
+    their files, where that is no wider than dtype. `float16` is for runs that train adapters alone. With
+    `precision=bfloat16`, frozen tensors are in bfloat16."""
     state_dtype: Literal["same", "bfloat16"] = "same"
     """The type of clients' states between rounds, `same` as dtype (default) or `bfloat16`. Single numbers of a state,
     such as counts, stay as they are."""
@@ -541,6 +546,10 @@ class Engine(Section):
         Conflict(
             *("precision", "device", "tf32 is for CUDA devices", "choose same"),
             lambda e: e.precision == "tf32" and not e.trains_on.startswith("cuda"),
+        ),
+        Conflict(
+            *("base", "precision", "is for same; with bfloat16, frozen tensors are in bfloat16", "leave base out"),
+            lambda e: e.base != "same" and e.precision == "bfloat16",
         ),
     )
 

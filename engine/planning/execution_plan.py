@@ -399,7 +399,8 @@ def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:
         "method": without_numbers(experiment.method),
         "local": federation.local.model_dump(),
         "cohort": federation.cohort,
-        "engine": [engine.block, engine.kernels, vectorise, engine.threads, engine.dtype, engine.precision],
+        "engine": [engine.block, engine.kernels, vectorise, engine.threads, engine.dtype, engine.precision]
+        + ([engine.base] if engine.base != "same" else []),
         "device": [run_spec.device.type, processor(), torch.__version__, names, *gpu(run_spec)],
         "source": sha256(source.read_bytes() for source in MEASURED_SOURCES),
     }

@@ -313,7 +313,7 @@ class Trial:
         if not models:
             return
         row = {name: torch.from_numpy(np.ascontiguousarray(column[:1])) for name, column in self.split.train.items()}
-        point = {**self.run_spec.frozen, **dict(models[0].items())}
+        point = {**dict(models[0].items()), **self.run_spec.frozen}
         try:
             with evaluating():
                 got = ", ".join(report := self.run_spec.workload.report(point, row))

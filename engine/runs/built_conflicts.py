@@ -305,6 +305,15 @@ def why_no_kernels(built: Built) -> str:
     return f"they are {why}" if why else ""
 
 
+def changed_weights_of_float16(built: Built) -> str:
+    """With a base in float16, the parameters of the model itself that the run changes, "" without any."""
+    spec = built.run_spec
+    if built.experiment.engine.base != "float16":
+        return ""
+    factors = {name for pair in spec.workload.pairs for name in (pair.a, pair.b)}
+    return ", ".join(name for name in spec.layout.names if name not in factors)
+
+
 # --- kernels and numbers ----------------------------------------------------------------------------------------------
 ENGINE = rows(
     (
@@ -313,6 +322,21 @@ ENGINE = rows(
             b.run_spec.precision is not None
             and (b.run_spec.buffers or not isinstance(b.run_spec.workload, Classification))
         ),
+    ),
+    (
+        *("engine.base", "workload", "is the type of a network's frozen tensors, and this run has none"),
+        "leave it out, or train an adapter (workload.adapter)",
+        lambda b: b.experiment.engine.base != "same" and not b.run_spec.workload.casts_up,
+    ),
+    (
+        *("engine.base", "personal.frozen", "is for tensors that an adapter or the model freezes"),
+        "leave one of them out",
+        lambda b: b.experiment.engine.base != "same" and b.run_spec.kept_apart.frozen,
+    ),
+    (
+        *("engine.base", "workload", "float16 has too few digits for weights that change, and these do"),
+        "choose bfloat16 or float32, or train the factors of an adapter alone",
+        changed_weights_of_float16,
     ),
     (
         *("engine.kernels", "run", "must fit the run", "choose torch or auto"),

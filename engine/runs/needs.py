@@ -57,7 +57,13 @@ class Needs(NamedTuple):
         names, parameters = run_spec.held, parameters_of(outline)
         trained = {name: value for name, (value, _) in parameters.items() if value.requires_grad or name in names}
         size = run_spec.dtype.itemsize
-        base = size * sum(value.numel() for name, (value, _) in parameters.items() if name not in trained)
+        stored = run_spec.workload.stored() if run_spec.experiment.engine.base == "as_stored" else None
+        types = {} if stored is None else stored.types_in_files
+        base = sum(
+            value.numel() * run_spec.frozen_type(types.get(name, value.dtype)).itemsize
+            for name, (value, _) in parameters.items()
+            if name not in trained
+        )
         held = size * sum(trained[name].numel() for name in names)
         model = size * sum(value.numel() for value in trained.values()) - held
         if not trained or run_spec.experiment.personal is not None:  # it divides the model by values
@@ -119,9 +125,12 @@ def check_base(run_spec: RunSpec, needs: Needs) -> None:
     if run_spec.backend.name == "ray" and SHARED_MEMORY.is_dir():
         free = shutil.disk_usage(SHARED_MEMORY).free
         if needs.base > free:
+            halves = run_spec.workload.casts_up and run_spec.frozen_type(run_spec.dtype).itemsize > 2
+            smaller = "give engine.base: bfloat16, " if halves else ""
             raise ConfigError(
                 f"workload: the frozen tensors need {gigabytes(needs.base)} of shared memory, {SHARED_MEMORY} has "
-                f"{gigabytes(free)} free; make it larger, give engine.backend: local, or choose a smaller model"
+                f"{gigabytes(free)} free; {smaller}make it larger, give engine.backend: local, or choose a smaller "
+                "model"
             )
 
 

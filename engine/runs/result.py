@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, uint8
 
 from ..config.schema import Experiment, experiment
 from ..errors import ConfigError, first_line
@@ -187,5 +187,5 @@ def model_digest(model: dict[str, Tensor]) -> str:
     return sha256(
         piece
         for name in sorted(model)
-        for piece in (name.encode() + b"\0", model[name].detach().cpu().contiguous().numpy().tobytes())
+        for piece in (name.encode() + b"\0", model[name].detach().cpu().contiguous().view(-1).view(uint8).numpy().data)
     )

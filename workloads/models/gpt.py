@@ -29,6 +29,7 @@ from ..workload import Model
 from .attention import attended
 from .dropout import Dropout
 from .head import WITHOUT_HEAD, Head
+from .narrow import as_held, is_linear, linear
 from .published import load
 
 EPS = 1e-5
@@ -140,12 +141,12 @@ class Decoder(nn.Module):
         h = self.norm(h)
         if WITHOUT_HEAD.get():
             return h
-        return F.linear(h, self.embed["tokens"].weight) if self.head is None else self.head(h)  # pyright: ignore[reportArgumentType]
+        return linear(h, as_held(self.embed["tokens"], "weight"), None) if self.head is None else self.head(h)
 
     def last_layer(self) -> Head | None:
         """See `Pretrained`'s classes."""
         layer: Any = self.embed["tokens"] if self.head is None else self.head
-        return Head(layer.weight) if self.head is None or type(layer) is nn.Linear else None
+        return Head(as_held(layer, "weight")) if self.head is None or is_linear(layer) else None
 
 
 @dataclass(frozen=True)

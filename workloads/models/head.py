@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..objectives import cross_entropy, wide
+from .narrow import linear, widened
 
 CHUNK_BYTES = 64 << 20
 """The largest size of the logits that are computed at once, unless a number of places is given."""
@@ -34,14 +34,15 @@ def without_head() -> Iterator[None]:
 
 
 class Head(NamedTuple):
-    """A last layer: logits = W h + b, and, with a cap, cap tanh(logits / cap). `weight`: (V, width)."""
+    """A last layer: logits = W h + b, and, with a cap, cap tanh(logits / cap). `weight`: (V, width); a frozen one may
+    be of a narrower type."""
 
     weight: Tensor
     bias: Tensor | None = None
     cap: float | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        found = F.linear(hidden, self.weight, self.bias)
+        found = linear(hidden, self.weight, self.bias)
         return found if self.cap is None else self.cap * torch.tanh(found / self.cap)
 
     def losses(self, hidden: Tensor, label: Tensor, places: int) -> Tensor:
@@ -73,7 +74,7 @@ class InChunks(torch.autograd.Function):
     def forward(
         hidden: Tensor, label: Tensor, weight: Tensor, bias: Tensor | None, cap: float | None, places: int
     ) -> Tensor:
-        head = Head(weight, bias, cap)
+        head = Head(widened(weight, hidden.dtype), bias, cap)
         pairs = zip(hidden.split(places, 1), label.split(places, 1), strict=True)
         return torch.cat([losses_of(head, *pair) for pair in pairs], 1)
 
@@ -86,13 +87,14 @@ class InChunks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *of_outputs: Any) -> Any:
         hidden, label, weight, *rest = ctx.saved_tensors
-        head = Head(weight, rest[0] if ctx.has_bias else None, ctx.cap)
+        wide_weight = widened(weight, hidden.dtype)  # once for all chunks
+        head = Head(wide_weight, rest[0] if ctx.has_bias else None, ctx.cap)
         to_hidden, to_weight, to_bias = [], None, None
         needs_weight, needs_bias = ctx.needs_input_grad[2], ctx.has_bias and ctx.needs_input_grad[3]
         parts = zip(*(x.split(ctx.places, 1) for x in (hidden, label, of_outputs[0])), strict=True)
         for h, tokens, gradient in parts:
             of_logits = gradient_of_logits(head, h, tokens, gradient)
-            to_hidden.append(of_logits @ weight)
+            to_hidden.append(of_logits @ wide_weight)
             if needs_weight:
                 part = of_logits.flatten(0, 1).transpose(0, 1) @ h.flatten(0, 1)
                 to_weight = part if to_weight is None else to_weight + part

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from ..files.cache import first_line
 from ..stateless import parameters_of
-from ..workload import WITHOUT_WEIGHTS, Model, Params
+from ..workload import WITHOUT_STORED, WITHOUT_WEIGHTS, Model, Params
 from .head import WITHOUT_HEAD, Head
+from .narrow import as_held, computes_in, is_linear
 from .stored import CODES, ONE, Place, StoredTensors, headers
 
 CONFIG = "config.json"
@@ -67,6 +68,23 @@ def without_progress() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def renamed(network: Any, there: Mapping[str, Place]) -> dict[str, Place]:
+    """Tensors of files by the names that transformers gives them where it only renames them."""
+    from transformers.conversion_mapping import (  # pyright: ignore[reportMissingImports]
+        get_model_conversion_mapping,
+    )
+    from transformers.core_model_loading import (  # pyright: ignore[reportMissingImports]
+        WeightRenaming,
+        rename_source_key,
+    )
+
+    mapping = get_model_conversion_mapping(network)
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    others = [each for each in mapping if not isinstance(each, WeightRenaming)]
+    pairs = {name: rename_source_key(name, renamings, others) for name in there}
+    return {name if converted else new: there[name] for name, (new, converted) in pairs.items()}
+
+
 class Seen:
     """What an adapted class of transformers has beside its own forward."""
 
@@ -78,7 +96,7 @@ class Seen:
             return {"input_ids": x, "use_cache": False} if causal else {"input_ids": x}
         tokens, document, position = x.unbind(1)
         network: Any = self
-        mask = additive_mask(document, causal, network.get_input_embeddings().weight.dtype)
+        mask = additive_mask(document, causal, computes_in(network.get_input_embeddings()))
         more = {"position_ids": position, "use_cache": False} if causal else {}
         return {"input_ids": tokens, "attention_mask": mask, **more}
 
@@ -108,9 +126,9 @@ class Causal(Seen):
         network: Any = self
         layer = network.get_output_embeddings()
         scaled = any(getattr(self.config, name, None) not in (None, 1, 1.0) for name in SCALES)
-        if type(layer) is not nn.Linear or scaled:
+        if not is_linear(layer) or scaled:
             return None
-        return Head(layer.weight, layer.bias, getattr(self.config, "final_logit_softcapping", None))
+        return Head(as_held(layer, "weight"), layer.bias, getattr(self.config, "final_logit_softcapping", None))
 
 
 class Classifier(Seen):
@@ -210,6 +228,9 @@ class Pretrained(Model):
             network = self.without_numbers(kind, config)
             if not WITHOUT_WEIGHTS.get():
                 self.check_headers(network, kind.__name__)
+        elif WITHOUT_STORED.get() and (stored := self.stored(shape, classes)) is not None:
+            network = self.without_numbers(kind, config)
+            self.draw(network, [name for name in parameters_of(network) if name not in stored])
         else:
             network = self.loaded(kind, config)
         self.check_padding(network, shape[-1])
@@ -279,13 +300,20 @@ class Pretrained(Model):
         network.tie_weights()
         return network
 
+    @staticmethod
+    def draw(network: Any, names: Sequence[str]) -> None:
+        """Give parameters of the network the numbers that transformers draws for those that are not in the files."""
+        for name, (value, _) in parameters_of(network).items():
+            value._is_hf_initialized = name not in names  # pyright: ignore[reportAttributeAccessIssue] of transformers
+        network.initialize_weights()
+
     def stored(self, shape: tuple[int, ...], classes: int) -> StoredTensors | None:
-        """The parameters that are in the files under the network's own names; None where transformers has others for
-        some, for it then makes its tensors of those of the files."""
+        """The parameters that are in the files, by the network's own names. A head for classes may be missing. None
+        where transformers makes some of several tensors of the files."""
         kind, config = self.kind_and_config(classes)
         with torch.device("meta"):
             network = self.without_numbers(kind, config)
-        there = headers(self.path)
+        there = renamed(network, headers(self.path))
         found, missing, more = self.places(network, there)
         # The type in which transformers reads a model, before the run converts it to its own.
         own = getattr(config, "dtype", None)

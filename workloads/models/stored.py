@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..files.roots import damaged
+from .narrow import is_narrower
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -60,11 +61,14 @@ def files_in(folder: Path) -> list[Path]:
 class StoredTensors(Mapping[str, Tensor]):
     """name -> tensor, each of which is read when it is asked for, so that no more than one of them need be in memory.
 
-    places: name -> where it is. types: those that floats are converted to, one after the other.
+    places: name -> where it is. types: those that floats are converted to, one after the other. keep_narrow: whether
+    those stay as they are whose type in the file is narrower.
     """
 
-    def __init__(self, places: Mapping[str, Place], types: tuple[torch.dtype, ...] = ()) -> None:
-        self.places, self.types = places, types
+    def __init__(
+        self, places: Mapping[str, Place], types: tuple[torch.dtype, ...] = (), keep_narrow: bool = False
+    ) -> None:
+        self.places, self.types, self.keep_narrow = places, types, keep_narrow
 
     def __getitem__(self, name: str) -> Tensor:
         from safetensors import safe_open
@@ -74,7 +78,7 @@ class StoredTensors(Mapping[str, Tensor]):
         with safe_open(place.file, framework="pt") as opened:
             value = opened.get_tensor(place.name).clone()
         for dtype in self.types if value.is_floating_point() else ():
-            value = value.to(dtype)
+            value = value if self.keep_narrow and is_narrower(value.dtype, dtype) else value.to(dtype)
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -83,10 +87,19 @@ class StoredTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.places)
 
+    @property
+    def types_in_files(self) -> dict[str, torch.dtype]:
+        """name -> the type in the file, of floats."""
+        return {name: getattr(torch, CODES[place.dtype]) for name, place in self.places.items() if place.dtype in CODES}
+
     def some(self, names: tuple[str, ...]) -> StoredTensors:
         """Those with these names."""
-        return StoredTensors({name: self.places[name] for name in names}, self.types)
+        return StoredTensors({name: self.places[name] for name in names}, self.types, self.keep_narrow)
 
     def to(self, dtype: torch.dtype) -> StoredTensors:
         """The same in another type."""
-        return StoredTensors(self.places, (*self.types, dtype))
+        return StoredTensors(self.places, (*self.types, dtype), self.keep_narrow)
+
+    def as_in_files(self, widest: torch.dtype) -> StoredTensors:
+        """The numbers of the files, in the types that they have there, or in the widest one."""
+        return StoredTensors(self.places, (widest,), keep_narrow=True)

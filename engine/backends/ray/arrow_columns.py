@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -60,14 +60,28 @@ def read_only(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-def put(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+class Shared(NamedTuple):
+    """A tensor in Ray's object store. NumPy has no bfloat16, whose bits are there as whole numbers."""
+
+    reference: Any
+    bits_of_bfloat16: bool
+
+    @staticmethod
+    def put(tensor: Tensor) -> Shared:
+        as_bits = tensor.dtype == torch.bfloat16
+        return Shared(ray.put((tensor.view(torch.int16) if as_bits else tensor).numpy()), as_bits)
+
+
+def put(tensors: Mapping[str, Tensor]) -> dict[str, Shared]:
     """name -> the reference to each frozen tensor in Ray's object store, where one copy serves all processes of a node.
     No more than one of them is in the memory of this process at a time, if `tensors` reads each when it is asked for.
     """
-    return {name: ray.put(tensors[name].contiguous().numpy()) for name in tensors}
+    return {name: Shared.put(tensors[name].contiguous()) for name in tensors}
 
 
-def shared(references: Mapping[str, Any]) -> dict[str, Tensor]:
+def shared(references: Mapping[str, Shared]) -> dict[str, Tensor]:
     """The tensors of `put`, in the memory of the object store."""
-    arrays: Any = ray.get(list(references.values()))
-    return {name: read_only(array) for name, array in zip(references, arrays, strict=True)}
+    arrays: Any = ray.get([each.reference for each in references.values()])
+    tensors = {name: read_only(array) for name, array in zip(references, arrays, strict=True)}
+    as_bits = [name for name, each in references.items() if each.bits_of_bfloat16]
+    return tensors | {name: tensors[name].view(torch.bfloat16) for name in as_bits}
