@@ -40,6 +40,7 @@ from .method_form.batch_norm import Buffered
 from .method_form.personal import Division, Personal
 from .privacy.privacy_plan import PrivacyPlan
 from .state.folders import state_folder
+from .storage.known_digests import known
 from .storage.sha256 import sha256_of_tensors
 from .user_code import plugin_errors
 from .workload.layers import chosen, matching, normalisation_of, shown
@@ -703,17 +704,14 @@ class RunSpec:
     def frozen_facts(self) -> dict[str, Any]:
         """What the record of a run says of its frozen tensors: their names, how many numbers and bytes they are, and
         the digest of their names, types, shapes and numbers. {} without frozen tensors."""
-        frozen = self.frozen_one_by_one
-        if not frozen:
-            return {}
-        sizes = [(value.numel(), value.element_size(), value.dtype) for value in frozen.values()]
-        return {
-            "tensors": list(frozen),
-            "numbers": sum(count for count, _, _ in sizes),
-            "bytes": sum(count * size for count, size, _ in sizes),
-            "dtype": ", ".join(sorted({str(kind).removeprefix("torch.") for _, _, kind in sizes})),
-            "sha256": sha256_of_tensors(frozen),
-        }
+        if (stored := self._frozen_in_files()) is not None:
+            return known(stored.files, stored.outline, lambda: facts_of(stored))
+        return facts_of(self.frozen_one_by_one)
+
+    def _frozen_in_files(self) -> StoredTensors | None:
+        """The frozen tensors where all are in files as the run has them. Their numbers are not read."""
+        found = None if self.workload.stored() is None or self.given_model is not None else self._found_frozen()
+        return found if isinstance(found, StoredTensors) else None
 
     @property
     def frozen_text(self) -> str:
@@ -769,6 +767,24 @@ def check_patterns(method: Algorithm, names: Sequence[str]) -> None:
         section = "personal" if isinstance(method, Personal) else "method"
         for key, patterns in rule.patterns.items():
             matching(patterns, f"{section}.rule.{key}", names)
+
+
+def facts_of(frozen: Mapping[str, Tensor]) -> dict[str, Any]:
+    """`RunSpec.frozen_facts` of these tensors."""
+    if not frozen:
+        return {}
+    count = size = 0
+    types: set[str] = set()
+    for value in frozen.values():
+        count, size = count + value.numel(), size + value.nbytes
+        types.add(str(value.dtype).removeprefix("torch."))
+    return {
+        "tensors": list(frozen),
+        "numbers": count,
+        "bytes": size,
+        "dtype": ", ".join(sorted(types)),
+        "sha256": sha256_of_tensors(frozen),
+    }
 
 
 def floats_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:

@@ -224,6 +224,10 @@ class Classification(Workload):
         return {name: parameters[name][0].detach().clone() for name in self.frozen_names}
 
     def stored(self) -> StoredTensors | None:
+        return self._of_model() if self.adapter is None or self.adapter.keeps_weights else None
+
+    def _of_model(self) -> StoredTensors | None:
+        """See `Model.stored`."""
         return self.model.stored(self.shape, self.classes) if type(self).build is Classification.build else None
 
     def published(self, p: Params) -> dict[str, Any]:
@@ -231,10 +235,8 @@ class Classification(Workload):
         return self.model.published(self.shape, self.classes, p)
 
     def _stored(self, names: tuple[str, ...]) -> StoredTensors | None:
-        """These parameters, where all of them are in files, and the adapter changes none."""
-        if not names or (self.adapter is not None and not self.adapter.keeps_weights):
-            return None
-        stored = self.stored()
+        """These parameters, where all of them are in files."""
+        stored = self.stored() if names else None
         return None if stored is None or not {*names} <= {*stored} else stored.some(names)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -262,8 +264,7 @@ class Classification(Workload):
 
     def _without_stored(self, seed: int) -> nn.Module:
         """The network for parameters that are not in files."""
-        changed = self.adapter is not None and not self.adapter.keeps_weights
-        token = WITHOUT_STORED.set(not changed and self.stored() is not None)
+        token = WITHOUT_STORED.set(self.stored() is not None)
         try:
             return initial(self.build_converted, seed)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedfleet.workloads import counted
 from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.adapters import Lora, adapted_in
 from fedfleet.workloads.models.norms import BatchNorm
@@ -113,6 +115,27 @@ def test_initial_factors_have_the_golden_values():
     drawn = Lora(targets=("0",), rank=2).initial(adapted(nn.Embedding(4, 3)), 7)
     close(drawn["0.lora_b"], golden["seed_7_number_0_embedding_b_3x2"])
     assert not drawn["0.lora_a"].any()
+
+
+@pytest.mark.parametrize("init", ["uniform", "gaussian"])
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(4, 3), nn.Embedding(4, 3), nn.Conv2d(4, 3, 2)], ids=["linear", "embedding", "convolution"]
+)
+def test_both_factors_may_be_drawn(layer: nn.Module, init: str):
+    """The factor that would be 0 has a key of its own and the scale of the other one; the other one stays."""
+    lora = Lora(targets=("0",), rank=2, init=init)  # pyright: ignore[reportArgumentType]
+    usual = lora.initial(adapted(deepcopy(layer)), 7)
+    found = replace(lora, zero_b=False).initial(adapted(deepcopy(layer)), 7)
+    zero, other = ("a", "b") if isinstance(layer, nn.Embedding) else ("b", "a")
+    assert torch.equal(found[f"0.lora_{other}"], usual[f"0.lora_{other}"])
+    value, key = found[f"0.lora_{zero}"], counted.key(7, "adapter", 0, zero)
+    if isinstance(layer, nn.Embedding):
+        expected = counted.normal(key, value.numel())
+    elif init == "gaussian":
+        expected = counted.normal(key, value.numel()) / 2
+    else:
+        expected = (2 * counted.uniform(key, value.numel()) - 1) / (4 if isinstance(layer, nn.Conv2d) else 2)
+    assert torch.equal(value.flatten(), expected)
 
 
 KINDS = {

@@ -68,7 +68,7 @@ class TextClasses(TextTable):
     def build(self) -> nn.Module:
         return self.with_head.build(self.shape, self.classes)
 
-    def stored(self) -> StoredTensors | None:
+    def _of_model(self) -> StoredTensors | None:
         return self.with_head.stored(self.shape, self.classes)
 
     def published(self, p: Params) -> dict[str, Any]:

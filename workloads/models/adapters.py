@@ -191,12 +191,13 @@ class Lora(Adapter):
     unless clients differ in it. `ranks`: client i has the i-th of them, cycled, and the factors have the largest one.
     `alpha`: s is alpha / rank, or with `stabilised` (rsLoRA) alpha / sqrt(rank), for each client with its rank; a text
     such as 2r means 2 rank. `init`: A is drawn uniformly from ±1 / sqrt(fan_in), or from the normal distribution of
-    standard deviation 1 / r (`gaussian`). `dropout`: the rate at which entries of the inputs of A are dropped in
-    training. `fused`: one pair for the whole weight of a projection of queries, keys and values together (whole), or
-    one for each of some of its parts, as in [q, v]. `train`: patterns of parameters that are trained as they are, such
-    as a new head. `weights`: a safetensors file with the weights that are frozen, such as the model of another run;
-    those of a last layer of another shape are not read. `factors`: a folder of the package peft with the factors that
-    training begins with, and with parameters of `train` if it has some.
+    standard deviation 1 / r (`gaussian`). `zero_b`: whether the product of the factors is 0 at first; if not, the
+    factor that would be 0 is drawn as the other one, with a key of its own, which is for tests. `dropout`: the rate at
+    which entries of the inputs of A are dropped in training. `fused`: one pair for the whole weight of a projection of
+    queries, keys and values together (whole), or one for each of some of its parts, as in [q, v]. `train`: patterns of
+    parameters that are trained as they are, such as a new head. `weights`: a safetensors file with the weights that are
+    frozen, such as the model of another run; those of a last layer of another shape are not read. `factors`: a folder
+    of the package peft with the factors that training begins with, and with parameters of `train` if it has some.
     """
 
     targets: str | tuple[str, ...] = "auto"
@@ -205,6 +206,7 @@ class Lora(Adapter):
     alpha: float | str = 16.0
     stabilised: bool = False
     init: Literal["uniform", "gaussian"] = "uniform"
+    zero_b: bool = True
     dropout: float = 0.0
     fused: Literal["whole"] | tuple[Literal["q", "k", "v"], ...] = "whole"
     train: tuple[str, ...] = ()
@@ -384,16 +386,17 @@ class Lora(Adapter):
         """The initial factors of an adapted module. number: its place among them."""
         a, b = module.lora_a.shape, module.lora_b.shape
         keys = {factor: counted.key(seed, "adapter", number, factor) for factor in "ab"}
-        if isinstance(module, EmbeddingLowRank):
-            yield "lora_a", torch.zeros(a)
-            yield "lora_b", counted.normal(keys["b"], b.numel()).view(b)
-            return
-        if self.init == "uniform":
-            drawn = (2 * counted.uniform(keys["a"], a.numel()) - 1) / math.sqrt(math.prod(a[1:]))
-        else:
-            drawn = counted.normal(keys["a"], a.numel()) / self.rows
-        yield "lora_a", drawn.view(a)
-        yield "lora_b", torch.zeros(b)
+
+        def drawn(factor: str, shape: torch.Size) -> Tensor:
+            if isinstance(module, EmbeddingLowRank):
+                return counted.normal(keys[factor], shape.numel()).view(shape)
+            if self.init == "gaussian":
+                return (counted.normal(keys[factor], shape.numel()) / self.rows).view(shape)
+            return ((2 * counted.uniform(keys[factor], shape.numel()) - 1) / math.sqrt(math.prod(a[1:]))).view(shape)
+
+        zero = ("a" if isinstance(module, EmbeddingLowRank) else "b") if self.zero_b else ""
+        for factor, shape in (("a", a), ("b", b)):
+            yield f"lora_{factor}", torch.zeros(shape) if factor == zero else drawn(factor, shape)
 
 
 def attention(modules: Mapping[str, nn.Module]) -> list[str]:

@@ -88,6 +88,16 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self.places)
 
     @property
+    def outline(self) -> list[Any]:
+        """What the tensors are besides the contents of `files`, as plain data."""
+        places = [[name, str(place.file.resolve()), place.name] for name, place in self.places.items()]
+        return [places, [str(dtype) for dtype in self.types], self.keep_narrow]
+
+    @property
+    def files(self) -> set[Path]:
+        return {place.file for place in self.places.values()}
+
+    @property
     def types_in_files(self) -> dict[str, torch.dtype]:
         """name -> the type in the file, of floats."""
         return {name: getattr(torch, CODES[place.dtype]) for name, place in self.places.items() if place.dtype in CODES}
