@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError
 from enum import Enum
+from pathlib import Path
+from traceback import walk_tb
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -48,6 +50,8 @@ COUNTED = "draw from oracle.key or batch['key'] with fedfleet.workloads.counted"
 RULES = "docs/howto/vectorised.md has the rules"
 ASKS_FOR_LOSSES = LocalTrainer.loss.__code__
 """The code below which a mistake is one of the workload's losses."""
+CHECKPOINTING = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
+"""The file of torch that computes parts of a network again in the backward pass."""
 
 
 class CodeRaised(Exception):
@@ -531,17 +535,17 @@ class Trial:
         except FedFleetError:
             raise
         except RAISED_BY_USERS as error:
-            text = str(error).strip().splitlines() or [type(error).__name__]
+            broken = vmap_rule_broken(error)
             asked = "vectorise" in self.run_spec.experiment.engine.model_fields_set
             if self.run_spec.workload.of_package and in_losses(error) and not asked:
                 where = "".join(f" ({line})" for line in user_lines(error)[:1])
-                reason = f"{vmap_rule_broken(text[0])}{where}"
+                reason = f"{broken}{where}"
                 if (block := self.run_spec.experiment.engine.block) != "auto":
                     raise ConfigError(f"engine.block: {block} needs vmap, but {reason}; leave block out") from error
                 self.run_spec.proofs.blocks = f"{reason}; engine.vectorise=false says the same"
                 return
             self.refuse(
-                f"clients cannot be run together under torch.func.vmap: {vmap_rule_broken(text[0])}",
+                f"clients cannot be run together under torch.func.vmap: {broken}",
                 user_lines(error)[:1],
                 "write it with tensor operations (torch.where), or set engine.vectorise=false",
                 error,
@@ -572,8 +576,11 @@ def in_losses(error: BaseException) -> bool:
     return is_called_by(last, ASKS_FOR_LOSSES)
 
 
-def vmap_rule_broken(message: str) -> str:
-    """The rule that is broken where torch says that something cannot be vectorised. message: torch's."""
+def vmap_rule_broken(error: BaseException) -> str:
+    """The rule that is broken where torch says that something cannot be vectorised."""
+    if any(frame.f_code.co_filename == CHECKPOINTING for frame, _ in walk_tb(error.__traceback__)):
+        return "gradient checkpointing keeps state in place"  # whatever torch says, which names none of it
+    message = (str(error).strip().splitlines() or [type(error).__name__])[0]
     for words, rule in (
         (".item()", "a number is read from a tensor (.item(), float(), int(), tolist())"),
         ("data-dependent control flow", "a branch (if, while, and, or) depends on a tensor's value"),

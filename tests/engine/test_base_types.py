@@ -27,7 +27,7 @@ from fedfleet.workloads.models.gpt import Gpt
 from fedfleet.workloads.models.narrow import HALF, Narrow, NarrowLinear
 from fedfleet.workloads.stateless import Stateless, parameters_of
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 
 
 class Kinds(nn.Module):

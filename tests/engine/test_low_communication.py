@@ -7,6 +7,7 @@ TOLERANCE: float64, some 100 sums of numbers near 1 in another order.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ import numpy as np
 import pytest
 
 from fedfleet.engine import resume, run
+from fedfleet.engine.clients.local_training import LocalTrainer
+from fedfleet.engine.clients.worker import Worker
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.rounds.driver import Driver
+from fedfleet.engine.state.checkpoint_store import CheckpointStore
 
-from ..faults.faulty import ANYONE
-from ..faults.runs import PLUGIN, Watch, interrupt, plan, rule
+from ..faults.runs import PLUGIN, Watch, interrupt
 from .setups import quadratic
 
 TOLERANCE = 1e-12
@@ -114,11 +118,6 @@ def of(name: str, faults: Path, **engine: Any) -> dict[str, Any]:
     return data
 
 
-def goes_on(data: dict[str, Any], out: str) -> None:
-    """Resume a run; the function that a separate process executes."""
-    resume(experiment(data), out)
-
-
 def trained(name: str, folder: Path, **engine: Any) -> Any:
     return run(experiment(of(name, folder, **engine)))
 
@@ -138,21 +137,66 @@ def test_worker_processes(name: str, tmp_path: Path, ray_here: None):
     assert here.model_sha256 == there.model_sha256
 
 
+KEEPS: dict[str, dict[str, Any]] = {
+    "fedavg": {"rule": {"name": "adamw", "lr": 0.05}, "carry": "keep"},
+    "flora": {},
+    "fedex_lora": {"rule": {"name": "adamw", "lr": 0.05}, "carry": "keep"},
+}
+"""Method -> arguments of a run with adapters whose clients keep moments, or whose server keeps a change of weights."""
+PHASES: dict[str, tuple[type, str, bool, int]] = {
+    "the first block has been trained": (LocalTrainer, "finish", True, 1),
+    "the second block has been trained": (LocalTrainer, "finish", True, 2),
+    "states of clients are in their files": (Worker, "_save_states", True, 1),
+    "the round is to be committed": (Driver, "_commit", False, 1),
+    "the round has been committed": (Driver, "_commit", True, 1),
+    "the model is to be evaluated": (Worker, "evaluate", False, 1),
+    "a part of a checkpoint is on the disk": (CheckpointStore, "put", True, 1),
+    "a checkpoint is complete": (CheckpointStore, "write", True, 1),
+}
+"""Phase of a round -> (class, its function, whether it is over, how often it has been called)."""
+
+
+def killed_in(phase: str, data: dict[str, Any], out: str) -> None:
+    """Resume a run whose process is killed in a phase; the function that a separate process executes."""
+    owner, name, is_over, calls = PHASES[phase]
+    function, left = getattr(owner, name), [calls]
+
+    def last(*given: Any, **named: Any) -> Any:
+        left[0] -= 1
+        found = function(*given, **named) if is_over or left[0] else None
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, name, last)
+    resume(experiment(data), out)
+
+
+def remembering(name: str, faults: Path) -> dict[str, Any]:
+    """The plain data of a run with states that a checkpoint must have: those of `METHODS`, or those of `KEEPS`."""
+    if name in METHODS:
+        data = of(name, faults, block=3)
+    else:
+        data = made("fedavg", 6, (5, 2), engine={"block": 3}).plain() | {"method": {"name": name, **KEEPS[name]}}
+        adapter = {"name": "lora", "targets": "*", "rank": 2}
+        data["workload"] = {"name": "digits", "model": {"name": "mlp", "hidden": [4]}, "adapter": adapter}
+    data["federation"]["rounds"] = 6
+    return data | {"checkpoint": {"every": 1}, "evaluate": {"every": 1}}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["diloco", "muloco", "streaming_diloco", "eager_diloco"])
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(name: str, tmp_path: Path):
-    """SIGKILL in the first and the second block of clients, in the second and the third round, in the middle of a cycle
-    of fragments."""
-    data, out = of(name, tmp_path, block=3) | {"checkpoint": {"every": 1}}, tmp_path / "out"
+@pytest.mark.parametrize("name", [*KEEPS, "diloco", "muloco", "streaming_diloco", "eager_diloco"])
+def test_a_run_that_is_killed_in_every_phase_goes_on_to_the_same_bits(name: str, tmp_path: Path):
+    """One process after the other ends by SIGKILL in a phase of a round, also in the middle of a cycle of fragments."""
+    data, out = remembering(name, tmp_path), tmp_path / "out"
     here = multiprocessing.get_context("forkserver")
-    here.set_forkserver_preload(["tests.faults.runs"])
+    here.set_forkserver_preload(["tests.engine.test_low_communication"])
     with pytest.raises(Interrupted):
         run(experiment(data), out, [Watch(r1=interrupt)])
-    for calls in (1, 6):  # a round has two blocks of two steps
-        plan(tmp_path, rule(ANYONE, "kill", calls, 1))
-        child = here.Process(target=goes_on, args=(data, str(out)), daemon=True)
+    for phase in PHASES:
+        child = here.Process(target=killed_in, args=(phase, data, str(out)), daemon=True)
         child.start()
         child.join()
-        assert child.exitcode == -signal.SIGKILL
-    plan(tmp_path)
-    assert resume(experiment(data), out).model_sha256 == trained(name, tmp_path, block=3).model_sha256
+        assert child.exitcode == -signal.SIGKILL, phase
+    undisturbed = run(experiment(data), tmp_path / "undisturbed")
+    assert resume(experiment(data), out).model_sha256 == undisturbed.model_sha256

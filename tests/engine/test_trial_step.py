@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from fedfleet.algorithms.fedmud import fedmud
@@ -471,6 +472,35 @@ def test_networks_of_packages_run_one_by_one(tmp_path: Path):
     asked = refused(digits("fedavg", Digits(Packaged(Branches)), block=2), "network")
     assert asked.startswith("engine.block: 2 needs vmap, but a branch"), asked
     assert "cannot be run together" in refused(digits("fedavg", Digits(Built(Branches))), "network")
+
+
+class Checkpointed(Branches):
+    """A network whose layer is computed again in the backward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.utils.checkpoint.checkpoint(self.layer, x.flatten(1).tanh(), use_reentrant=False)
+        return torch.as_tensor(found) * 2
+
+
+def test_checkpointed_networks_run_one_by_one():
+    """Torch's own words for why they cannot be vectorised name neither the reason nor a remedy."""
+    with pytest.raises(ConfigError) as error:
+        run(digits("fedavg", Digits(Built(Checkpointed))))
+    told = str(error.value)
+    assert told.startswith("engine.vectorise: clients cannot be run together under torch.func.vmap: gradient checkpoin")
+    assert "ting keeps state in place" in told
+    assert "engine.vectorise=false" in told
+    one = run(digits("fedavg", Digits(Built(Checkpointed)), vectorise=False)).model
+    plain = run(digits("fedavg", Digits(Built(Doubled)), vectorise=False)).model
+    for name, value in plain.items():
+        assert torch.equal(one[name], value), name
+
+
+class Doubled(Branches):
+    """The same network without that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1).tanh()) * 2
 
 
 @pytest.mark.parametrize(("made", "shape"), [(MeanLoss, r"\(\)"), (Pairs, r"\(\d+, 2\)")])

@@ -178,6 +178,39 @@ def test_classifiers(family, tmp_path):
     checked_in_blocks(network, p, x)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3_text", "phi3", "opt"])
+def test_a_base_in_16_bits(family, tmp_path):
+    """Read as it is stored, and cast up where it is used, it gives what its numbers in float32 give, for a client alone
+    and for two. TOLERANCE: biases are added after the product, float32."""
+    folder = saved(tmp_path / "base", family, vocab_size=97)
+    package = transformers()
+    package.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 9)
+    model = {"name": "pretrained", "folder": str(folder)}
+    workload = {"name": "causal_lm", "path": str(tmp_path / "text.txt"), "tokens": "characters", "length": 10}
+    asked = {
+        "workload": {**workload, "model": model, "adapter": {"name": "lora", "rank": 2, "zero_b": False}},
+        "method": "fedavg",
+        "engine": {"backend": "local", "base": "as_stored"},
+        "tracking": {"uri": "none"},
+    }
+    half = RunSpec.of("id", experiment(asked))
+    single = RunSpec.of("id", experiment({**asked, "engine": {"backend": "local"}}))
+    assert {value.dtype for value in half.frozen.values()} == {torch.bfloat16}
+    assert half.frozen_facts["bytes"] * 2 == single.frozen_facts["bytes"]
+    own = dict(half.initial_model().items())
+    x, key, found = tokens(2, 3, 10), torch.tensor(1), []
+    for spec in (single, half):
+        function, frozen = Stateless(initial(spec.workload.build_converted, 0)), spec.frozen  # pyright: ignore
+        alone = function({**own, **frozen}, x[0], key)
+        points = {name: torch.stack([value, 2 * value]).requires_grad_() for name, value in own.items()}
+        both = vmap(lambda p, x, function=function, frozen=frozen: function({**p, **frozen}, x, key))(points, x)
+        found.append([alone, both, *torch.autograd.grad(both.square().mean(), [*points.values()])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
 FUSED = {
     "gpt2": ("transformer.h.{}.attn.c_attn", (16, 16, 16)),
     "phi3": ("model.layers.{}.self_attn.qkv_proj", (16, 8, 8)),

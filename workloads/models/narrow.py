@@ -95,7 +95,8 @@ def form_of(part: nn.Module) -> type[Narrow]:
         return NarrowEmbedding
     for kind in type(part).__mro__:
         if kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers."):
-            return type("NarrowConv1D", (NarrowTransposed, kind), {})
+            bases: tuple[Any, ...] = NarrowTransposed, kind
+            return type("NarrowConv1D", bases, {})
     return Narrow
 
 

@@ -80,7 +80,7 @@ def renamed(network: Any, there: Mapping[str, Place]) -> dict[str, Place]:
 
     mapping = get_model_conversion_mapping(network)
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    others = [each for each in mapping if not isinstance(each, WeightRenaming)]
+    others: Any = [each for each in mapping if not isinstance(each, WeightRenaming)]
     pairs = {name: rename_source_key(name, renamings, others) for name in there}
     return {name if converted else new: there[name] for name, (new, converted) in pairs.items()}
 
