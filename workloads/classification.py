@@ -224,7 +224,9 @@ class Classification(Workload):
         return {name: parameters[name][0].detach().clone() for name in self.frozen_names}
 
     def stored(self) -> StoredTensors | None:
-        return self._of_model() if self.adapter is None or self.adapter.keeps_weights else None
+        if self.adapter is None or self.adapter.keeps_weights:
+            return self._of_model()
+        return self.adapter.stored(self.outline)
 
     def _of_model(self) -> StoredTensors | None:
         """See `Model.stored`."""
@@ -264,7 +266,8 @@ class Classification(Workload):
 
     def _without_stored(self, seed: int) -> nn.Module:
         """The network for parameters that are not in files."""
-        token = WITHOUT_STORED.set(self.stored() is not None)
+        changed = self.adapter is not None and not self.adapter.keeps_weights
+        token = WITHOUT_STORED.set(not changed and self.stored() is not None)
         try:
             return initial(self.build_converted, seed)
         finally:

@@ -170,6 +170,11 @@ class Adapter(ABC):
         """The files that tensors are read from, by names as in `Workload.data_files`."""
         return {}
 
+    def stored(self, network: nn.Module) -> StoredTensors | None:
+        """The parameters of the network that `adapt` reads from a file, where it does not keep their numbers; None
+        where they are not in one. network: after `adapt`, on any device."""
+        return None
+
     def pairs(self, network: nn.Module) -> tuple[Pair, ...]:
         """The weights with factors beside them, in the order of the network. network: after `adapt`, on any device."""
         return ()

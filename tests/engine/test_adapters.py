@@ -22,6 +22,7 @@ from fedfleet.engine.method_form.state_spec import StateSpec
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.classification import Classification
 from fedfleet.workloads.client_index import ClientIndex
+from fedfleet.workloads.drawing import initial
 from fedfleet.workloads.models.adapters import Lora
 from fedfleet.workloads.objectives import Numbers
 from fedfleet.workloads.workload import Batch, Columns, Model, Params, Partition
@@ -238,6 +239,29 @@ def test_the_weights_of_a_run_are_adapted_by_another(tmp_path):
     save_file({"fc1.weight": torch.zeros(16, 64)}, tmp_path / "part.safetensors")
     with pytest.raises(ConfigError, match=r"weights must be those of this network, got no such tensor for fc1\.bias"):
         run(digits({**lora, "weights": str(tmp_path / "part.safetensors")}))
+
+
+def test_weights_of_a_file_are_read_one_by_one(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """No network is built for them, unless the file lacks the last layer; their numbers are those that it had."""
+    lora = {"name": "lora", "targets": ["fc1"], "rank": 2, "weights": str(tmp_path / "base.safetensors")}
+    plain: Any = RunSpec.of("id", digits({"name": "lora", "targets": ["fc1"], "rank": 2})).workload
+    tensors = plain.frozen(3)
+    save_file(tensors, tmp_path / "base.safetensors")
+    spec = RunSpec.of("id", digits(lora))
+    workload: Any = spec.workload
+    built = initial(workload.build_converted, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(workload), "build_converted", lambda _: pytest.fail("a network is built"))
+        found = spec.frozen
+        assert spec.frozen_facts["tensors"] == [*found]
+    assert {*found} == {*tensors}
+    for name, value in found.items():
+        assert torch.equal(value, tensors[name].double())
+        assert torch.equal(value, built.get_parameter(name).double())
+    save_file({**tensors, "out.weight": torch.zeros(3, 3)}, tmp_path / "base.safetensors")
+    drawn = RunSpec.of("id", digits(lora)).frozen
+    assert torch.equal(drawn["fc1.weight"], tensors["fc1.weight"].double())
+    assert drawn["out.weight"].shape == tensors["out.weight"].shape
 
 
 @pytest.mark.long

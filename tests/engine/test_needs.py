@@ -106,6 +106,13 @@ def test_frozen_tensors_and_weights_that_a_method_holds():
     spec = RunSpec.of("x", made([4], lora, method="fedex_lora", engine={"backend": "ray"}))
     with pytest.raises(ConfigError, match=r"frozen tensors need 90,000\.0 GB of shared memory, /dev/shm has"):
         check_base(spec, Needs(9 * 10**13, 0, 1, 1, 0))
+    with pytest.raises(
+        ConfigError, match=r"GB free; give engine.base: bfloat16, make it larger, give engine.backend: l"
+    ):
+        check_base(spec, Needs(9 * 10**13, 0, 1, 1, 0))
+    half = RunSpec.of("x", made([4], lora, engine={"backend": "ray", "base": "bfloat16"}))
+    with pytest.raises(ConfigError, match=r"GB free; make it larger, give engine.backend: local, or choose a smaller"):
+        check_base(half, Needs(9 * 10**13, 0, 1, 1, 0))
     with pytest.raises(ConfigError, match=r"fedex_lora holds 500,000\.0 GB of weights and sums beside the frozen"):
         check_client(spec, Needs(0, 10**14, 1, 1, 0))
 
@@ -118,6 +125,9 @@ def test_needs_are_those_of_the_run_that_is_built():
         state, found = StateSpec(spec.method(), x), Needs.of(spec)
         assert found is not None
         assert found.base == byte_count(list(spec.frozen.values()))
+        half = Needs.of(RunSpec.of("x", made([16, 12], lora, method=method, engine={"base": "bfloat16"})))
+        assert half is not None
+        assert half.base * 2 == found.base
         assert found.held == (4 * (16 * 64 + 12 * 16) if method == "flora" else 0)
         assert found.model == byte_count(x) - found.held
         assert (found.at_work, found.row) == (state.at_work, byte_count(state.client))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedfleet.engine import run
+from fedfleet.engine.clients.local_training import shares_of
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.data import tokens as tokenisers
@@ -21,6 +22,7 @@ from fedfleet.workloads.data.instruct import Instruct
 from fedfleet.workloads.data.language import CausalLm, windows_of
 from fedfleet.workloads.data.tokens import Characters, Coded
 from fedfleet.workloads.metrics import perplexities
+from fedfleet.workloads.models.adapters import Lora
 from fedfleet.workloads.models.gpt import Gpt
 from fedfleet.workloads.models.head import Head, losses_of, places_at_once
 from fedfleet.workloads.objectives import NOT_COUNTED, CountedTokens
@@ -278,6 +280,30 @@ def answers_of(columns: Mapping[str, np.ndarray]) -> list[str]:
     return [
         "".join("|" if token == 0 else chr(token + 30) for token in row[row != NOT_COUNTED]) for row in columns["label"]
     ]
+
+
+@pytest.mark.parametrize("adapter", [None, Lora(targets=("*.q", "*.up"), rank=2, zero_b=False, dropout=0.5)])
+def test_padded_rows_change_nothing(adapter: Lora | None, tmp_path: Path):
+    """Losses and gradients of three rows alone and beside two that are padding, with dropout of the network and of the
+    inputs of factors. TOLERANCE: 1e-6, sums in another order in float32."""
+    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 4)
+    model = Gpt(width=16, depth=1, heads=2, dropout=0.5)
+    workload = CausalLm(model, path=str(tmp_path / "text.txt"), length=8, tokens="characters", adapter=adapter)
+    rows = {name: torch.from_numpy(column[:5]) for name, column in workload.load()[0].items()}
+    frozen, found = workload.frozen(1), []
+    for count in (3, 5):
+        leaves = {name: value.requires_grad_() for name, value in workload.init(1).items()}
+        weight = torch.tensor([1 / 3] * 3 + [0.0] * (count - 3))
+        batch = {**{name: column[:count] for name, column in rows.items()}, "weight": weight, "key": torch.tensor(7)}
+        losses = workload.losses({**leaves, **frozen}, batch)
+        shares = shares_of(workload, batch, losses.dtype)
+        assert shares is not None
+        loss = (losses * shares).sum()
+        found.append([loss, *torch.autograd.grad(loss, [*leaves.values()])])
+    for alone, padded in zip(*found, strict=True):
+        torch.testing.assert_close(padded, alone, rtol=1e-6, atol=1e-6)
+    evaluated = {name: column for name, column in batch.items() if name not in ("key", "weight")}
+    assert not torch.allclose(workload.losses({**leaves, **frozen}, evaluated), losses)  # training drops
 
 
 PAIRS = [

@@ -45,6 +45,7 @@ from .dropout import Dropout
 from .fused import check_parts, part_sizes
 from .peft_files import TENSORS, read, written
 from .published import load
+from .stored import StoredTensors, headers_of
 
 AUTO = (
     ("q", "v"),
@@ -354,6 +355,14 @@ class Lora(Adapter):
             for number, (name, module) in enumerate(adapted_in(network).items())
             for factor, value in self.drawn(module, seed, number)
         }
+
+    def stored(self, network: nn.Module) -> StoredTensors | None:
+        types = {value.dtype for value, _ in parameters_of(network).values()}
+        if self.weights is None or len(types) != 1:
+            return None
+        there = headers_of(Path(self.weights).expanduser())
+        found = {name: (there.get(name), tuple(value.shape)) for name, (value, _) in parameters_of(network).items()}
+        return StoredTensors({name: at for name, (at, shape) in found.items() if at and at.shape == shape}, (*types,))
 
     def pairs(self, network: nn.Module) -> tuple[Pair, ...]:
         places, found = parameters_of(network), list[Pair]()

@@ -80,8 +80,9 @@ def cast_up_in(network: nn.Module, wide: torch.dtype) -> list[Narrow]:
     for part in network.modules():
         if any(value is not None and is_narrower(value.dtype, wide) for value in part._parameters.values()):
             if not isinstance(part, Narrow):
-                kind, form = type(part), form_of(part)
-                narrow: Any = form if form.__bases__[-1] is kind else type(f"Narrow{kind.__name__}", (kind, form), {})
+                bases: tuple[Any, ...] = type(part), form_of(part)
+                kind, form = bases
+                narrow: Any = form if form.__bases__[-1] is kind else type(f"Narrow{kind.__name__}", bases, {})
                 part.__class__ = narrow
             found.append(part)  # pyright: ignore[reportArgumentType] its class is one of Narrow now
     return found

@@ -31,17 +31,21 @@ class Place(NamedTuple):
 def headers(folder: Path) -> dict[str, Place]:
     """name -> where each tensor of the model in a folder is. No numbers are read. Raises ValueError for files that
     cannot be read."""
+    return {name: place for file in files_in(folder) for name, place in headers_of(file).items()}
+
+
+def headers_of(file: Path) -> dict[str, Place]:
+    """The same for one file."""
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, Place] = {}
-    for file in files_in(folder):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 it is no mapping
-                    part: Any = opened.get_slice(name)
-                    found[name] = Place(file, name, tuple(part.get_shape()), part.get_dtype())
-        except (OSError, SafetensorError) as error:
-            raise damaged(file, error) from error
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 it is no mapping
+                part: Any = opened.get_slice(name)
+                found[name] = Place(file, name, tuple(part.get_shape()), part.get_dtype())
+    except (OSError, SafetensorError) as error:
+        raise damaged(file, error) from error
     return found
 
 
