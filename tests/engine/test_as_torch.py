@@ -504,8 +504,8 @@ def test_forward_passes_in_bfloat16_have_the_frozen_tensors_in_it(block):
     engine = {"kernels": "torch", "block": block}
     narrow, wide = (run(frozen_layer(engine={**engine, "precision": each})) for each in ("bfloat16", "same"))
     for name in LAYER:
-        assert torch.equal(narrow.model[name], wide.model[name])
-        assert narrow.model[name].dtype == torch.float32
+        assert narrow.model[name].dtype == torch.bfloat16
+        assert torch.equal(narrow.model[name], wide.model[name].bfloat16())
     assert narrow.metrics["train/loss"] == pytest.approx(wide.metrics["train/loss"], rel=ROUNDS * STEPS * 2**-8)
 
 
