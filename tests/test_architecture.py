@@ -21,7 +21,7 @@ ALLOWED = {
         r"algorithms\.(aggregation|attacks)\.contract$",
         r"algorithms\.privacy\.(mechanism|clipping|noise)$",
         r"workloads\.(workload|classification|objectives|client_index|stateless|drawing|counted|entry|pair|processors)$",
-        r"workloads\.models\.(attention|derivatives)$",
+        r"workloads\.models\.(attention|derivatives|narrow)$",
     ),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),
 }
