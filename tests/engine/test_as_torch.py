@@ -470,7 +470,7 @@ class Placed(Patches):
 
     def frozen(self, seed: int) -> dict[str, Tensor]:
         Path(self.folder, f"built-{os.getpid()}").touch()
-        return super().frozen(seed)
+        return dict(super().frozen(seed))
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
         place = p["1.weight"].data_ptr()
