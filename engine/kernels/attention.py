@@ -89,6 +89,9 @@ def attended(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor) -> Tensor | None:
     """`attended` of the workloads by the compiled kernel, for tensors that it can read."""
     if not supported(q, k, v) or not q.shape == k.shape == v.shape or not q.numel() or unseen.dtype != torch.bool:
         return None
+    sequences, _, places, _ = q.shape
+    if unseen.shape not in ((places, places), (sequences, 1, places, places)):
+        return None  # masks that heads have of their own, or that torch repeats
     mask = unseen.squeeze(1) if unseen.ndim == 4 else unseen
     placed = (dense_heads(each.transpose(1, 2)) for each in (q, k, v))
     return Attention.apply(*placed, mask.contiguous())[0].flatten(2)

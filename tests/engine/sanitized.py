@@ -18,7 +18,7 @@ from fedfleet.engine.kernels.attention import OneCallAttention
 from fedfleet.engine.kernels.channels_last import ChannelsLast
 from fedfleet.engine.kernels.operators import AT_ONCE, Native, add_up, iterated
 
-from .test_attention import SIZES, causal, of_projections, scattered
+from .test_attention import SIZES, causal, first_alone, of_projections, scattered
 from .test_channels_last import CONVOLUTIONS
 from .test_fused_chain import CHAINS, at, batch_of, both, workload
 from .test_kernels import CONVS, drawn, gradients
@@ -103,7 +103,8 @@ def filtered() -> None:
 def attentions() -> None:
     for sequences, heads, places, width in SIZES:
         q, k, v = (drawn(sequences, places, heads, width + i)[..., :width] for i in range(3))
-        for unseen in (causal(places), scattered(sequences, 1, places, places), torch.ones(places, places) > 0):
+        masks = causal(places), first_alone(places), torch.ones(places, places) > 0
+        for unseen in (*masks, scattered(sequences, 1, places, places)):
             for value in (0.0, *ODD):
                 k[-1, -1, -1, -1] = value
                 with OneCallAttention().around_losses():

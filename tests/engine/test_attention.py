@@ -43,6 +43,11 @@ def scattered(*shape: int) -> Tensor:
     return (drawn(*shape) > 0) & ~torch.eye(shape[-1], dtype=torch.bool)
 
 
+def first_alone(places: int) -> Tensor:
+    """The mask in which every place sees the first one, so that nobody sees the others."""
+    return (torch.arange(places) > 0).expand(places, places)
+
+
 def definition(*given: Tensor) -> Tensor:
     """(B, T, H d) from q, k, v (B, T, H, d) and what is unseen, head by head and place by place, in float64."""
     q, k, v = (each.double() for each in given[:3])
@@ -72,13 +77,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("mask", ["causal", "one for all", "one each"])
+@pytest.mark.parametrize("mask", ["causal", "first alone", "one for all", "one each"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_attention_is_the_definition(sizes: tuple[int, ...], mask: str, calls: list[str]):
     sequences, heads, places, width = sizes
     tensors = [drawn(sequences, places, heads, width + i)[..., :width] for i in range(3)]
     masks = {
         "causal": causal(places),
+        "first alone": first_alone(places),
         "one for all": scattered(places, places),
         "one each": scattered(sequences, 1, places, places),
     }
@@ -136,13 +142,16 @@ def test_a_place_that_sees_nothing_has_no_mean():
 
 
 def test_others_are_left_to_torch(calls: list[str]):
-    """float64, dropout of weights, and fewer places of keys than of queries."""
+    """float64, dropout of weights, fewer places of keys than of queries, and masks that torch repeats for sequences or
+    places, or that heads have of their own."""
     q, k, v = (drawn(2, 6, 2, 4 + i)[..., :4] for i in range(3))
     double = [each.double() for each in (q, k, v)]
     with OneCallAttention().around_losses():
         assert torch.equal(of_projections(*double, causal(6)), of_projections(*double, causal(6)))
         of_projections(q, k, v, causal(6), drop=nn.Dropout(0.5))
         of_projections(q, k[:, :4], v[:, :4], torch.zeros(6, 4, dtype=torch.bool))
+        for shape in ((1, 1, 6, 6), (2, 2, 6, 6), (1, 2, 6, 6), (2, 1, 1, 6), (1, 6), (6, 1)):
+            of_projections(q, k, v, torch.zeros(shape, dtype=torch.bool))
     assert not calls
 
 
