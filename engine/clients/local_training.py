@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
 from ..kernels.contract import Kernels
 from ..kernels.operators import in_bfloat16, orthogonalised_by
-from ..kernels.recorded_step import Recording, StepRecorder, copy_into
+from ..kernels.recorded_step import Recording, StepRecorder, copy_into, fixed
 from ..kernels.torchs import Torch
 from ..kernels.vectorised import vectorised
 from ..method_form.numbers import Path, form, identity, numbers
@@ -305,7 +306,7 @@ class LocalTrainer:
     @staticmethod
     def kept(losses: Tensor, mean: Tensor, shares: Tensor | None) -> Tensor:
         """(3,): the mean loss, the sum of the squared losses of the examples, and the number of examples, from which
-        `_of_visit` finds their root mean square. Without `with_rms`, the mean loss () alone is kept."""
+        `of_visit` finds their root mean square. Without `with_rms`, the mean loss () alone is kept."""
         squares = losses.detach().to(torch.promote_types(losses.dtype, torch.float32)).square()
         real = torch.ones_like(squares) if shares is None else (shares > 0).to(squares.dtype)
         return torch.stack([mean.to(squares.dtype), (squares * real).sum(), real.sum()])
@@ -338,11 +339,11 @@ class LocalTrainer:
             *found, loss = self.tapes.call_flat((names, tuple(batch)), gradients, tensors)[0]
         return found, loss
 
-    def _of_visit(self, losses: Tensor, steps: Tensor | int) -> tuple[Tensor, Tensor | None]:
-        """(mean loss, root mean square of the examples' losses or None) of a visit. losses: the sum of what was kept
-        in its local steps, with the clients' axis first if there is one."""
+    def of_visit(self, losses: Tensor, steps: Tensor | int) -> tuple[Tensor, ...]:
+        """(mean loss,), or (mean loss, root mean square of the examples' losses), of a visit. losses: the sum of what
+        was kept in its local steps, with the clients' axis first if there is one."""
         if not self.with_rms:
-            return losses / steps, None
+            return (losses / steps,)
         mean, squares, examples = losses.unbind(-1)
         return mean / steps, (squares / examples.clamp(min=1)).sqrt()
 
@@ -370,10 +371,10 @@ class LocalTrainer:
             local = self.algorithm.client_steps(public, client, local, local_steps)
         message, client = self.finish(public, client, local)
         if not self.with_rms:
-            loss, rms = torch.hstack(local_steps.losses).mean(dtype=torch.float64), None
+            of_visit: tuple[Tensor, ...] = (torch.hstack(local_steps.losses).mean(dtype=torch.float64),)
         else:
-            loss, rms = self._of_visit(torch.stack(local_steps.losses).sum(0, dtype=torch.float64), steps)
-        return LocalResult(message, client, loss, self.gradients, rms)
+            of_visit = self.of_visit(torch.stack(local_steps.losses).sum(0, dtype=torch.float64), steps)
+        return LocalResult(message, client, of_visit[0], self.gradients, *of_visit[1:])
 
     # --- a block --------------------------------------------------------------------------------------------------
     def train_block(self, public: Any, client: Any, steps: Tensor, batches: BatchesOfStep) -> LocalResult:
@@ -385,25 +386,29 @@ class LocalTrainer:
         shortest, longest, steps = int(steps.min()), int(steps.max()), to_device(steps, self.device)
         if self.device.type != "cpu":
             client = contiguous(client)
-        local = self._begin_block(public, client, steps)
-        shape = (len(steps), 3) if self.with_rms else (len(steps),)
-        loss_sum = torch.zeros(shape, dtype=torch.float64, device=self.device)
         if self.recorder is not None:
             assert isinstance(batches, BlockBatches)
-            local, loss_sum = self._replay_steps((public, client, steps), (local, loss_sum), longest, batches)
-        else:
-            step = self._block_step(public)
-            for k in range(longest):
-                after, loss = step(client, local, batches(k), k / steps.to(torch.float64))
-                if k >= shortest:
-                    active = steps > k
-                    after, loss = select(active, (after, loss.to(loss_sum)), (local, loss_sum.new_zeros(())))
-                local, loss_sum = after, loss_sum + loss.to(loss_sum)
-        message, client = self._finish_block(public, client, local)
-        loss, rms = self._of_visit(loss_sum, steps)
-        return LocalResult(message, client, loss, self.gradients, rms)
+            visit = BlockVisit(self, self.columns is not None, shortest == longest)
+            message, client, of_visit = self._recorded_block(visit, (public, client, steps), longest, batches)
+            return LocalResult(message, client, of_visit[0], self.gradients, *of_visit[1:])
+        local, loss_sum = self.begin_block(public, client, steps), self.no_losses(steps)
+        step = self.block_step(public)
+        for k in range(longest):
+            after, loss = step(client, local, batches(k), k / steps.to(torch.float64))
+            if k >= shortest:
+                active = steps > k
+                after, loss = select(active, (after, loss.to(loss_sum)), (local, loss_sum.new_zeros(())))
+            local, loss_sum = after, loss_sum + loss.to(loss_sum)
+        message, client = self.finish_block(public, client, local)
+        loss, *rms = self.of_visit(loss_sum, steps)
+        return LocalResult(message, client, loss, self.gradients, *rms)
 
-    def _begin_block(self, public: Any, client: Any, steps: Tensor) -> Any:
+    def no_losses(self, steps: Tensor) -> Tensor:
+        """The sum of what is kept of a block's losses before the first step. steps: (c,)."""
+        shape = (len(steps), 3) if self.with_rms else (len(steps),)
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+    def begin_block(self, public: Any, client: Any, steps: Tensor) -> Any:
         """The local states of a block before the first step."""
         begin = self.algorithm.client_begin
         if isinstance(public, OwnViews):
@@ -412,7 +417,7 @@ class LocalTrainer:
             local = vectorised(lambda _, client: begin(public, client))(steps, client)
         return local if self.device.type == "cpu" else contiguous(local)
 
-    def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
+    def block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
         """A local step of a block: (client states, local states, batches, done (c,)) -> (the next local states, what
         was kept of each client's loss)."""
 
@@ -423,78 +428,109 @@ class LocalTrainer:
             return functools.partial(self.kernels.together(step), public.state)
         return self.kernels.together(functools.partial(step, public))
 
-    def _finish_block(self, public: Any, client: Any, local: Any) -> tuple[Any, Any]:
+    def finish_block(self, public: Any, client: Any, local: Any) -> tuple[Any, Any]:
         """(the decoded messages, the new client states) of a block."""
         if isinstance(public, OwnViews):
             return vectorised(self.finish)(public.state, client, local)
         return vectorised(lambda client, local: self.finish(public, client, local))(client, local)
 
-    def _recorded(self, inputs: Any, local: Any) -> Any:
-        """A local step of a block as `StepRecorder` takes it.
+    def _recorded_block(
+        self, visit: BlockVisit, given: tuple[Any, ...], longest: int, batches: BlockBatches
+    ) -> tuple[Any, Any, tuple[Tensor, ...]]:
+        """What `visit.finish` gives for a block, by replays if the visit can be recorded and is proven. given: (public
+        state, client states, numbers of steps). All batches of a block have the same shapes.
 
-        inputs: (public state, client states, numbers of steps (c,), batches, number of this step ()). local: (local
-        states, sums of what was kept). Clients that have finished keep theirs.
-        """
-        (public, client, steps, batch, k), (before, loss_sum) = inputs, local
-        done = steps.to(torch.float64).reciprocal() * k  # as torch divides a number by a tensor, and not as k / steps
-        after, loss = self._block_step(public)(client, before, batch, done)
-        active = steps > k
-        after, loss = select(active, (after, loss.to(loss_sum)), (before, loss_sum.new_zeros(())))
-        return after, loss_sum + loss
-
-    def _recorded_with_gather(self, inputs: Any, local: Any) -> Any:
-        """The same, with the Places of all steps in the place of the step's batches, which are gathered first."""
-        *given, places, k = inputs
-        assert self.columns is not None
-        return self._recorded((*given, places.of_step(k).batches(self.columns), k), local)
-
-    def _replay_steps(self, given: tuple[Any, ...], local: Any, longest: int, batches: BlockBatches) -> Any:
-        """All local steps of a block, replayed if they can be recorded and are proven. given: (public state, client
-        states, numbers of steps). All batches of a block have the same shapes. Returns (local states, sums of what
-        was kept).
-
-        Where the columns stay on the device, a recording gathers the batches itself, so that the processor starts no
-        kernels but those of its number between two replays. Else every batch is copied to the recording.
+        Where the columns stay on the device, a recording gathers the batches itself, so that the processor starts
+        nothing but replays from the first step to the last one. Else every batch is copied to the recording.
         """
         assert self.recorder is not None
-        gathers = self.columns is not None
-        source = batches.places() if gathers else batches(0)
-        inputs = (*given, source, number(0, self.device, torch.int64))
-        step = self._recorded_with_gather if gathers else self._recorded
-        recording = self.recorder.recording(step, inputs, local)
+        inputs = (*given, batches.places() if visit.gathers else batches(0))
+        recording = self.recorder.recording(visit, inputs)
         proves = recording is not None and self.recorder.is_to_be_proven(recording)
         if recording is None or proves or not self.recorder.can_use(recording):
-            return self._proving_steps(given, local, longest, batches, recording if proves else None)
+            return self._both_ways(visit, inputs, longest, batches, recording if proves else None)
         copy_into(recording.inputs, inputs)
-        copy_into(recording.local, local)
+        recording.begin()
         for k in range(longest):
             batches.beat()
-            if k:
-                if not gathers:
-                    copy_into(recording.inputs[3], batches(k))
-                recording.inputs[4].fill_(k)
-            recording.replay()
-        return pytree.tree_map(torch.clone, recording.local)
+            if k and not visit.gathers:
+                copy_into(recording.inputs[3], batches(k))
+            recording.step()
+        recording.finish()
+        return fixed(recording.result)
 
-    def _proving_steps(
-        self, given: tuple[Any, ...], local: Any, longest: int, batches: BlockBatches, recording: Recording | None
-    ) -> Any:
-        """All local steps of a block, one by one, and compared with the recording if there is one. The arguments and
-        the result are those of `_replay_steps`."""
-        assert self.recorder is not None
-        places = batches.places() if recording is not None and self.columns is not None else None
+    def _both_ways(
+        self, visit: BlockVisit, inputs: Any, longest: int, batches: BlockBatches, recording: Recording | None
+    ) -> tuple[Any, Any, tuple[Tensor, ...]]:
+        """The same without replays, where each part is compared with the recording if there is one."""
+        *given, source = inputs
+        step = replace(visit, gathers=False).step
+        local = visit.begin(inputs)
+        if recording is not None and not recording.begins(inputs, local):
+            recording = self._refuse(recording)
         for k in range(longest):
-            batch, step = batches(k), number(k, self.device, torch.int64)
-            after = self._recorded((*given, batch, step), local)
-            inputs = (*given, batch if places is None else places, step)
-            if recording is not None and not recording.gives(inputs, local, after):
-                before = ", and so perhaps did some before" if self.recorder.can_use(recording) else ""
-                self.recorder.refuse(f"a replay gave other bits than the step{before}")
-                recording = None
+            batch = batches(k)
+            after = step((*given, batch), local)
+            compared = (*given, source if visit.gathers else batch)
+            if recording is not None and not recording.steps(compared, local, after):
+                recording = self._refuse(recording)
             local = after
-        if recording is not None:
+        result = visit.finish(inputs, local)
+        if recording is not None and not recording.finishes(inputs, local, result):
+            recording = self._refuse(recording)
+        if recording is not None and self.recorder is not None:
             self.recorder.proved(recording)
-        return local
+        return result
+
+    def _refuse(self, recording: Recording) -> None:
+        """Use no recording from here on, since a replay of this one differed."""
+        assert self.recorder is not None
+        before = ", and so perhaps did some before" if self.recorder.can_use(recording) else ""
+        self.recorder.refuse(f"a replay gave other bits than the step{before}")
+
+
+@dataclass(frozen=True)
+class BlockVisit:
+    """The visit of a block of clients in a round, as `StepRecorder` takes it.
+
+    Inputs: (public state, client states, numbers of steps (c,), source of the batches).
+    Local states: (those of the method, sums of what was kept of the losses, number of the next step ()).
+
+    `gathers`: the source is the `Places` of the batches of all steps, and a step gathers its own; else it is the batch
+    of the step. `equal`: whether all clients take the same number of steps, so that none of them waits for others.
+    """
+
+    trainer: LocalTrainer
+    gathers: bool
+    equal: bool
+
+    @property
+    def form(self) -> tuple[bool, bool]:
+        return self.gathers, self.equal
+
+    def begin(self, inputs: Any) -> Any:
+        """What is before the first local step."""
+        (public, client, steps, _), trainer = inputs, self.trainer
+        k = torch.zeros((), dtype=torch.int64, device=trainer.device)
+        return contiguous(trainer.begin_block(public, client, steps)), trainer.no_losses(steps), k
+
+    def step(self, inputs: Any, local: Any) -> Any:
+        """A local step. Clients that have finished keep what they have."""
+        (public, client, steps, source), (before, loss_sum, k) = inputs, local
+        batch = source
+        if self.gathers:
+            assert self.trainer.columns is not None
+            batch = source.of_step(k).batches(self.trainer.columns)
+        done = steps.to(torch.float64).reciprocal() * k  # as torch divides a number by a tensor, and not as k / steps
+        after, loss = self.trainer.block_step(public)(client, before, batch, done)
+        if not self.equal:
+            after, loss = select(steps > k, (after, loss.to(loss_sum)), (before, loss_sum.new_zeros(())))
+        return after, loss_sum + loss.to(loss_sum), k + 1
+
+    def finish(self, inputs: Any, local: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
+        """(the decoded messages, the new client states, what `LocalTrainer.of_visit` gives)."""
+        (public, client, steps, _), (after, loss_sum, _) = inputs, local
+        return *self.trainer.finish_block(public, client, after), self.trainer.of_visit(loss_sum, steps)
 
 
 def leaf_gradients(trainer: LocalTrainer, leaves: dict[str, Tensor], batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -233,21 +233,21 @@ class MembersTrainer(LocalTrainer):
         at_once = vectorised(function)
         return at_once(*given) if self.tapes is None else self.tapes.call(name, at_once, *given)
 
-    def _begin_block(self, public: MembersPublic, client: Any, steps: Tensor) -> Any:
+    def begin_block(self, public: MembersPublic, client: Any, steps: Tensor) -> Any:
         def begin(public: MembersPublic, client: Any) -> Any:
             self._take(public.numbers)
             return self.algorithm.client_begin(public.state, client)
 
         return self._call("begin", begin, public, client)
 
-    def _block_step(self, public: MembersPublic) -> Callable[..., tuple[Any, Tensor]]:
+    def block_step(self, public: MembersPublic) -> Callable[..., tuple[Any, Tensor]]:
         def step(public: MembersPublic, client: Any, local: Any, batch: Batch, done: Tensor) -> tuple[Any, Tensor]:
             self._take(public.numbers)
             return self.step(BatchOracle(Gradient.apply, self, batch, done), public.state, client, local)
 
         return lambda client, local, batch, done: self._call("step", step, public, client, local, batch, done)
 
-    def _finish_block(self, public: MembersPublic, client: Any, local: Any) -> tuple[Any, Any]:
+    def finish_block(self, public: MembersPublic, client: Any, local: Any) -> tuple[Any, Any]:
         def finish(public: MembersPublic, client: Any, local: Any) -> tuple[Any, Any]:
             self._take(public.numbers)
             return self.finish(public.state, client, local)

@@ -1,4 +1,5 @@
-"""Convolutions of a block of clients as batched products, in the place of torch's grouped convolution.
+"""Convolutions of a block of clients as batched products, in the place of torch's grouped convolution, and the layers
+between them in the order in which the products lie in memory.
 
 Under vmap, the convolution of clients with weights of their own becomes one convolution with a group for each client,
 and libraries for GPUs start kernels of their own for every group. As a product, the places of each weight in the images
@@ -6,6 +7,11 @@ become columns (I k l, B L), by views of the images and one copy, and every clie
 with its columns: one batched product for all clients. The gradients in the weights and in the images are batched
 products too, by plain autograd, and the columns are added up to images by as many kernels as an image has sides,
 without atomic operations: so they repeat to the bit.
+
+A product has the channels of a client's images before the examples. Under vmap, max pooling would first copy them to
+the order that it wants; but it treats each channel of each image by itself, so that the two axes are exchanged instead.
+The gradient in the weights of a linear layer comes out of torch's product transposed, and is copied once more before
+the gradients are joined; here it is a product in the order of the weights.
 """
 
 from __future__ import annotations
@@ -38,7 +44,8 @@ class Products(Graph):
         return super().is_promising(run) and any(len(shape) == 4 for shape in run.layout.shapes)
 
     def around_losses(self) -> AbstractContextManager[Any]:
-        return Replacements({torch.conv2d: of_a_block})
+        own = {torch.conv2d: of_a_block, F.linear: linear_of_a_block}
+        return Replacements({**own, F.max_pool2d: pooled, torch.max_pool2d: pooled})
 
 
 def of_a_block(
@@ -54,6 +61,33 @@ def of_a_block(
     if input.ndim != 4 or not is_batchedtensor(weight):
         return None
     return as_product(input, weight, bias, stride, padding, dilation, groups)
+
+
+def linear_of_a_block(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """`F.linear` of clients with weights of their own, for inputs (B, I); None leaves all others to torch."""
+    if input.ndim != 2 or not is_batchedtensor(weight):
+        return None
+    y = (weight @ input.T).T
+    return y if bias is None else y + bias
+
+
+def pooled(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    """`F.max_pool2d` of clients' images that have their channels before the examples in memory, to the same bits; None
+    leaves all others to torch."""
+    if input.ndim != 4 or return_indices or not is_batchedtensor(input) or input.is_contiguous():
+        return None
+    images = input.transpose(0, 1)
+    if not images.is_contiguous():
+        return None
+    return torch.max_pool2d(images, kernel_size, stride or kernel_size, padding, dilation, ceil_mode).transpose(0, 1)
 
 
 def as_product(

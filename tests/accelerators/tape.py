@@ -7,6 +7,7 @@ code of the call does not run again. So whatever a step takes from anywhere else
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,3 +41,13 @@ def record_on_tape(call: Callable[[], None]) -> Callable[[], None]:
         call()
     assert tape.calls
     return tape.replay
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A visit of three functions, see `recorded_step.Visit`."""
+
+    begin: Callable[[Any], Any]
+    step: Callable[[Any, Any], Any]
+    finish: Callable[[Any, Any], Any]
+    form: str = ""

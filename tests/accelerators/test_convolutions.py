@@ -1,7 +1,9 @@
-"""Convolutions of a block as batched products: they compute the same, and are proven on the data of a run."""
+"""Convolutions of a block as batched products, and the layers between them: they compute the same, and are proven on
+the data of a run."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import vmap
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedfleet.engine.api import run
@@ -27,10 +30,11 @@ from .tape import record_on_tape
 
 @dataclass(frozen=True)
 class Three(Model):
-    """A convolution with a bias, one with groups, and one with a stride and without a bias."""
+    """A convolution with a bias and max pooling, one with groups, and one with a stride and without a bias."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         first = [nn.Flatten(), nn.Unflatten(-1, (1, 8, 8)), nn.Conv2d(1, 4, 3, padding="same"), nn.ReLU()]
+        first += [nn.MaxPool2d(2, 1)]
         rest = [nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2, bias=False), nn.Flatten()]
         return nn.Sequential(*first, *rest, nn.Linear(24, classes))
 
@@ -87,6 +91,45 @@ def test_one_product_takes_the_place_of_all_groups(on_the_processor):
     assert noted.names.count("aten.bmm.default") == 2  # the result, and the gradient of the weights
     assert noted.names.count("aten.unfold_backward.default") == 0  # the images need none
     assert len(noted.names) < 60
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_linear_layer_of_a_block_is_torchs(biased):
+    """float64: the same sums in another order. And a second time to the bit. No gradient in the weights is copied."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(3, 5, 7), (3, 4, 7), (3, 4)][: 3 if biased else 2]
+    leaves = [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+    def gradients(around: Any) -> list[torch.Tensor]:
+        with around:
+            y = vmap(lambda *parts: F.linear(*parts))(*leaves)
+        return [y, *torch.autograd.grad(y, leaves, torch.sin(y.detach()))]
+
+    own = gradients(Products().around_losses())
+    for a, b, again in zip(own, gradients(nullcontext()), gradients(Products().around_losses()), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        assert torch.equal(a, again)
+    assert own[2].is_contiguous()
+
+
+@pytest.mark.parametrize("more", [{}, {"stride": 1}, {"padding": 1, "ceil_mode": True}, {"dilation": 2}], ids=str)
+def test_pooling_behind_a_product_copies_nothing_and_has_torchs_bits(more):
+    """Of the many numbers that are the largest in their window, the same one has the gradient."""
+    draw = torch.Generator().manual_seed(0)
+    products = torch.randint(0, 3, (3, 4, 2, 9, 9), generator=draw).double().requires_grad_()  # channels, examples
+
+    def gradients(around: Any) -> list[torch.Tensor]:
+        with Noted() as noted, around:
+            y = vmap(lambda x: F.max_pool2d(x.transpose(0, 1), 2, **more))(products)
+        names.append(noted.names)
+        return [y, *torch.autograd.grad(y, [products], torch.arange(y.numel()).view(y.shape).double())]
+
+    names: list[list[str]] = []
+    for a, b in zip(gradients(Products().around_losses()), gradients(nullcontext()), strict=True):
+        assert torch.equal(a, b)
+    own, torchs = names
+    assert "aten.clone.default" not in own
+    assert "aten.clone.default" in torchs
 
 
 class Noted(TorchDispatchMode):

@@ -36,6 +36,7 @@ from tests.methods import ON_ANY_MODEL as METHODS
 
 from ..faults.runs import Watch, interrupt, same, small
 from ..test_conformance import alike, few
+from .tape import Parts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -269,21 +270,27 @@ def test_reduced_precision_stays_near(precision):
 def test_a_recorder_records():
     recorder = StepRecorder()
     inputs, local = torch.ones(3, device=CUDA), torch.zeros(3, device=CUDA)
-    recording = recorder.recording(lambda given, state: state + given, inputs, local)
+    visit = Parts(lambda given: -given, lambda given, state: state + given, lambda given, state: state * given)
+    recording = recorder.recording(visit, inputs)
     assert recording is not None, recorder.refused
-    assert recording.gives(inputs, local, torch.ones(3, device=CUDA))
-    assert recording.gives(2 * inputs, local, torch.full((3,), 2.0, device=CUDA))
-    assert not recording.gives(inputs, local, local)
+    assert recording.begins(2 * inputs, torch.full((3,), -2.0, device=CUDA))
+    assert not recording.begins(2 * inputs, local)
+    assert recording.steps(inputs, local, torch.ones(3, device=CUDA))
+    assert recording.steps(2 * inputs, local, torch.full((3,), 2.0, device=CUDA))
+    assert not recording.steps(inputs, local, local)
+    assert recording.finishes(2 * inputs, 3 * inputs, torch.full((3,), 6.0, device=CUDA))
+    assert not recording.finishes(inputs, 3 * inputs, local)
 
 
 def test_graphs_are_recorded_on_one_stream():
     """cuBLAS keeps a workspace for each stream, which would be another one for each recording."""
     local, inputs = torch.zeros(3, 4, 4, device=CUDA), torch.ones(3, 4, 4, device=CUDA)
+    visit = Parts(torch.zeros_like, lambda given, state: state @ given, lambda given, state: state @ given)
 
     def record() -> None:
-        recording = StepRecorder().recording(lambda given, state: state @ given, inputs, local)
+        recording = StepRecorder().recording(visit, inputs)
         assert recording is not None
-        assert recording.gives(inputs, local, local)
+        assert recording.steps(inputs, local, local)
 
     def held() -> int:
         gc.collect()

@@ -1,4 +1,4 @@
-"""Recorded local steps change no bit, whatever the method, and are not used where they would."""
+"""Recorded visits of clients change no bit, whatever the method, and are not used where they would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.methods import ON_ANY_MODEL as METHODS
 from ..faults.runs import Watch, same
 from ..test_conformance import Few, by_rounds, few
 from .checker import META, on_meta
-from .tape import record_on_tape
+from .tape import Parts, record_on_tape
 
 ROUNDS = PROVEN_ROUNDS + 1
 """In the last one, replays are used."""
@@ -108,7 +108,7 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(recorders):
 def replays(monkeypatch):
     """What returns the rounds in which replays took the place of the steps of all blocks."""
     trainer = local_training.LocalTrainer
-    rounds: dict[str, set[int]] = {"_replay_steps": set(), "_proving_steps": set()}
+    rounds: dict[str, set[int]] = {"_recorded_block": set(), "_both_ways": set()}
 
     def noted(name: str) -> Any:
         function = getattr(trainer, name)
@@ -121,7 +121,7 @@ def replays(monkeypatch):
 
     for name in rounds:
         monkeypatch.setattr(trainer, name, noted(name))
-    return lambda: sorted(rounds["_replay_steps"] - rounds["_proving_steps"])
+    return lambda: sorted(rounds["_recorded_block"] - rounds["_both_ways"])
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ def record_apart(call: Any) -> Any:
 
 
 def operations_of_a_block(steps: int, monkeypatch: pytest.MonkeyPatch, method: str = "fedavg") -> int:
-    """How many operations the processor starts for the local steps of a block of which replays are used."""
+    """How many operations the processor starts for the visit of a block of which replays are used."""
     counts: list[int] = []
-    real = local_training.LocalTrainer._replay_steps
+    real = local_training.LocalTrainer.train_block
 
     def counted(self: Any, *given: Any) -> Any:
         with Started() as started:
@@ -206,17 +206,36 @@ def operations_of_a_block(steps: int, monkeypatch: pytest.MonkeyPatch, method: s
 
     with monkeypatch.context() as patch:
         patch.setattr(Graph, "recorder", lambda self: StepRecorder(record_apart))
-        patch.setattr(local_training.LocalTrainer, "_replay_steps", counted)
+        patch.setattr(local_training.LocalTrainer, "train_block", counted)
         run(graphs(method, plan={"cohort": 3, "local": {"steps": steps, "batch": 4}}))
     assert counts[-1] == min(counts)  # those of the last round, in which replays are used
     return counts[-1]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_between_two_replays_the_processor_starts_one_kernel(method, monkeypatch):
-    """It gives the recording the number of the step; the recording gathers the batches."""
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedmuon_bc", "fedmud"])
+def test_between_the_first_replay_and_the_last_one_the_processor_starts_nothing_else(method, monkeypatch):
+    """The recording has the number of the step and gathers the batches."""
     three, seven = (operations_of_a_block(steps, monkeypatch, method) for steps in (3, 7))
-    assert seven - three == 7 - 3
+    assert seven == three
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedmuon_bc", "fedmud"])
+def test_for_a_visit_the_processor_starts_copies_alone(method, monkeypatch):
+    """Of inputs into the recording and of results out of it, one for each tensor, after the places of the batches have
+    been put together. What begins and finishes a visit is recorded too. Six more operations, in the processor's memory,
+    find the shortest and the longest visit."""
+    recorders: list[StepRecorder] = []
+
+    def noted(self: StepRecorder, record: Any = record_apart, real: Any = StepRecorder.__init__) -> None:
+        real(self, record)
+        recorders.append(self)
+
+    monkeypatch.setattr(StepRecorder, "__init__", noted)
+    started = operations_of_a_block(3, monkeypatch, method)
+    ((recording,),) = [recorder.kept.values() for recorder in recorders]
+    places = len(pytree.tree_leaves(recording.inputs[3]))
+    tensors = [leaf for part in (recording.inputs, recording.result) for leaf in pytree.tree_leaves(part)]
+    assert started == len(tensors) + places + 6
 
 
 def test_batches_are_copied_where_columns_do_not_stay_on_the_device(recorders, replays, monkeypatch):
@@ -266,10 +285,46 @@ def test_a_step_is_compared_with_its_own_inputs_and_not_with_copies():
 
     shared = torch.ones(2).expand(3, 2)
     recorder = StepRecorder(record_on_tape)
-    recording = recorder.recording(step, torch.ones(()), shared)
+    visit = Parts(lambda inputs: torch.ones(3, 2) * inputs, step, lambda inputs, local: local * inputs)
+    recording = recorder.recording(visit, torch.ones(()))
     assert recording is not None
-    assert not recording.gives(torch.ones(()), shared, step(torch.ones(()), shared))
-    assert recording.gives(torch.ones(()), shared, step(torch.ones(()), shared.contiguous()))
+    assert not recording.steps(torch.ones(()), shared, step(torch.ones(()), shared))
+    assert recording.steps(torch.ones(()), shared, step(torch.ones(()), shared.contiguous()))
+
+
+def test_a_state_may_take_the_place_of_another_one():
+    """As the last model but one, which is the last model after a step: its memory is written over in the same step."""
+    visit = Parts(
+        lambda inputs: (inputs, -inputs, inputs.view(3, 1)),
+        lambda inputs, local: (local[0] + inputs, local[0], local[1].view(3, 1)),
+        lambda inputs, local: local[0] + 2 * local[1],
+    )
+    inputs = torch.tensor([1.0, 2.0, 4.0])
+    recording = StepRecorder(record_on_tape).recording(visit, inputs)
+    assert recording is not None
+    local = visit.begin(inputs)
+    assert recording.steps(inputs, local, visit.step(inputs, local))
+
+
+@pytest.mark.parametrize("wrong", ["begin", "step", "finish"])
+def test_each_part_of_a_visit_is_compared(wrong):
+    """A number that a part takes from elsewhere is another one when it is compared."""
+    factors = {"begin": 1.0, "step": 1.0, "finish": 1.0}
+    visit = Parts(
+        lambda inputs: inputs * factors["begin"],
+        lambda inputs, local: local + inputs * factors["step"],
+        lambda inputs, local: local * inputs * factors["finish"],
+    )
+    inputs = torch.full((3,), 2.0)
+    recording = StepRecorder(record_on_tape).recording(visit, inputs)
+    assert recording is not None
+    factors[wrong] = 1.0 + 2.0**-20
+    found = {
+        "begin": recording.begins(inputs, visit.begin(inputs)),
+        "step": recording.steps(inputs, inputs, visit.step(inputs, inputs)),
+        "finish": recording.finishes(inputs, inputs, visit.finish(inputs, inputs)),
+    }
+    assert found == {part: part != wrong for part in factors}
 
 
 def test_on_a_device_clients_begin_with_memory_of_their_own():
@@ -280,7 +335,7 @@ def test_on_a_device_clients_begin_with_memory_of_their_own():
     public = on_meta(algorithm.unpack(algorithm.broadcast(algorithm.server_init(x))))
     trainer = local_training.LocalTrainer(algorithm, run_spec.workload, x.to(META))
     with torch.no_grad():
-        local = trainer._begin_block(public, (), torch.ones(3, dtype=torch.int64, device=META))
+        local = trainer.begin_block(public, (), torch.ones(3, dtype=torch.int64, device=META))
     assert all(leaf.is_contiguous() for leaf in pytree.tree_leaves(local))
 
 
@@ -294,10 +349,12 @@ def test_the_share_that_is_done_is_the_same_number_in_a_recording():
         seen.append(done)
         return local, ones
 
-    trainer: Any = SimpleNamespace(_block_step=lambda public: step)
+    trainer: Any = SimpleNamespace(block_step=lambda public: step)
+    visit = local_training.BlockVisit(trainer, gathers=False, equal=False)
     for k in range(60):
-        inputs = ((), (), steps, {}, torch.tensor(float(k), dtype=torch.float64))
-        local_training.LocalTrainer._recorded(trainer, inputs, (ones, ones))
+        local = (ones, ones, torch.tensor(k))
+        *_, following = visit.step(((), (), steps, {}), local)
+        assert following == k + 1
         assert torch.equal(seen[-1], k / steps.to(torch.float64))
 
 
@@ -315,20 +372,23 @@ def test_measurements_of_plans_are_of_replays(recorders, replays):
     assert all(recording.proven for recording in recorder.kept.values())
 
 
+SUM = Parts(torch.zeros_like, lambda inputs, local: local + inputs, lambda inputs, local: 2 * local)
+
+
 def test_memory_that_runs_out_is_no_reason_to_refuse():
     def full(call: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     recorder = StepRecorder(full)
     with pytest.raises(torch.OutOfMemoryError):
-        recorder.recording(lambda inputs, local: local, torch.ones(2), torch.ones(3))
+        recorder.recording(SUM, torch.ones(2))
     assert recorder.refused == ""
 
 
 def test_old_recordings_are_dropped():
     recorder = StepRecorder(record_on_tape)
     for size in range(1, MOST + 3):
-        assert recorder.recording(lambda inputs, local: local + inputs, torch.ones(size), torch.ones(size)) is not None
+        assert recorder.recording(SUM, torch.ones(size)) is not None
     assert len(recorder.kept) == MOST
 
 
