@@ -242,15 +242,17 @@ class LocalTrainer:
         frozen: Params | None = None,
         at_once: int | None = None,
         columns: Mapping[str, Tensor] | None = None,
+        fixed_steps: bool = False,
     ) -> None:
         """x: the initial model, for its shapes and its device.
 
         precision: the dtype in which losses and their gradients are computed; None for the dtype of x. recorder: of a
         block's local steps; None to run each of them. with_rms: not with a chain. frozen: the frozen tensors of
         the model. at_once: the most examples of which a gradient is computed at once; None for all of a local step.
-        columns: from which the batches of blocks are gathered, where they stay on the device; else None.
+        columns: from which the batches of blocks are gathered, where they stay on the device; else None. fixed_steps:
+        whether the method's clients take a number of local steps that does not depend on their data.
         """
-        self.recorder, self.with_rms, self.columns = recorder, with_rms, columns
+        self.recorder, self.with_rms, self.columns, self.fixed_steps = recorder, with_rms, columns, fixed_steps
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.state_spec, self.device = StateSpec(algorithm, x), x.flat.device
         self.chain = kernels.chain(workload, x.layout)
@@ -388,7 +390,7 @@ class LocalTrainer:
             client = contiguous(client)
         if self.recorder is not None:
             assert isinstance(batches, BlockBatches)
-            visit = BlockVisit(self, self.columns is not None, shortest == longest)
+            visit = BlockVisit(self, self.columns is not None, self.fixed_steps and shortest == longest)
             message, client, of_visit = self._recorded_block(visit, (public, client, steps), longest, batches)
             return LocalResult(message, client, of_visit[0], self.gradients, *of_visit[1:])
         local, loss_sum = self.begin_block(public, client, steps), self.no_losses(steps)
@@ -497,7 +499,8 @@ class BlockVisit:
     Local states: (those of the method, sums of what was kept of the losses, number of the next step ()).
 
     `gathers`: the source is the `Places` of the batches of all steps, and a step gathers its own; else it is the batch
-    of the step. `equal`: whether all clients take the same number of steps, so that none of them waits for others.
+    of the step. `equal`: whether all clients take the same number of steps, so that none of them waits for others;
+    where these numbers follow from data, blocks in which they are equal by chance are recorded as all others.
     """
 
     trainer: LocalTrainer

@@ -506,10 +506,19 @@ class Worker:
             recorder = None if warm_start else self.recorder
             workload, precision = self.run_spec.workload, self.run_spec.precision
             with_rms = self.with_rms and not warm_start
-            at_once = self.run_spec.experiment.federation.local.at_once
-            kernels, columns = self.kernels, self.columns.resident
+            local = self.run_spec.experiment.federation.local
             trainer = LocalTrainer(
-                algorithm, workload, self.x, kernels, precision, recorder, with_rms, self.frozen, at_once, columns
+                algorithm,
+                workload,
+                self.x,
+                self.kernels,
+                precision,
+                recorder,
+                with_rms,
+                self.frozen,
+                local.at_once,
+                self.columns.resident,
+                fixed_steps=local.steps is not None,
             )
             while len(self.trainers) >= self.most_trainers:
                 self.trainers.pop(next(iter(self.trainers)))  # the oldest

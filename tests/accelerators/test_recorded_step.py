@@ -292,6 +292,14 @@ def test_a_step_is_compared_with_its_own_inputs_and_not_with_copies():
     assert recording.steps(torch.ones(()), shared, step(torch.ones(()), shared.contiguous()))
 
 
+def test_replays_of_clients_that_all_take_the_same_number_of_steps(recorders):
+    """No state is chosen from old and new ones, and STEM keeps the model before a step as it is."""
+    plan = {"local": {"steps": 3, "batch": 4}}
+    same(run(graphs("stem", plan=plan)), run(few("stem", rounds=ROUNDS, plan=plan)))
+    assert [recorder.refused for recorder in recorders] == [""]
+    assert all(visit.equal for visit, _ in recorders[0].kept)
+
+
 def test_a_state_may_take_the_place_of_another_one():
     """As the last model but one, which is the last model after a step: its memory is written over in the same step."""
     visit = Parts(
