@@ -102,7 +102,7 @@ def test_a_linear_layer_of_a_block_is_torchs(biased):
 
     def gradients(around: Any) -> list[torch.Tensor]:
         with around:
-            y = vmap(lambda *parts: F.linear(*parts))(*leaves)
+            y = vmap(lambda x, weight, *bias: F.linear(x, weight, bias[0] if bias else None))(*leaves)
         return [y, *torch.autograd.grad(y, leaves, torch.sin(y.detach()))]
 
     own = gradients(Products().around_losses())
@@ -177,4 +177,5 @@ def test_products_that_compute_something_else_are_refused(monkeypatch, on_the_pr
 def test_only_convolutions_of_a_clients_own_weights():
     x, weight = torch.randn(2, 1, 4, 4), torch.randn(1, 1, 3, 3)
     assert block_convolutions.of_a_block(x, weight) is None
-    assert vmap(lambda w: block_convolutions.of_a_block(x, w))(weight.expand(2, *weight.shape)).shape == (2, 2, 1, 2, 2)
+    own: Any = block_convolutions.of_a_block
+    assert vmap(lambda w: own(x, w))(weight.expand(2, *weight.shape)).shape == (2, 2, 1, 2, 2)
