@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import Experiment, experiment
@@ -61,7 +62,15 @@ def adapted(fused: bool = False) -> nn.Module:
     return network
 
 
-NETWORKS = {"kinds": kinds, "adapted": adapted, "head": lambda: adapted(True)}
+def parametrised() -> nn.Module:
+    """Layers whose weights are no parameters of their own."""
+    layers = weight_norm(nn.Embedding(7, 8)), weight_norm(nn.Linear(8, 8)), nn.Linear(8, 8)
+    for layer in layers[:2]:
+        layer.requires_grad_(False)
+    return nn.Sequential(*layers)
+
+
+NETWORKS = {"kinds": kinds, "adapted": adapted, "head": lambda: adapted(True), "parametrised": parametrised}
 TOKENS = torch.randint(0, 7, (2, 3, 5), generator=torch.Generator().manual_seed(1))
 
 

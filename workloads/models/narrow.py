@@ -49,8 +49,8 @@ class NarrowTransposed(Narrow):
 
 
 def as_held(part: nn.Module, name: str) -> Any:
-    """A parameter of a module in the type that it has."""
-    return part._parameters[name]
+    """A parameter of a module in the type that it has; what parametrizations of torch compute for it, in theirs."""
+    return part._parameters[name] if name in part._parameters else getattr(part, name)
 
 
 def computes_in(part: nn.Module) -> torch.dtype:
