@@ -1,7 +1,9 @@
 """Facts about the content of large files, kept in the cache folder, so that each file is read for them once.
 
-A file counts as the same by its path, its size and the time of its last change. One that was changed within the last
-two seconds is read again next time: it could be changed once more without another time.
+A file counts as the same by its path, its size and the times of its last change: that of its content, which programs
+may set, as those do that unpack archives, and that of its entry in the file system, which none can set. A file whose
+content was changed within the last two seconds is read again next time: it could be changed once more without another
+time.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ def known(files: Iterable[Path], settings: Any, find: Callable[[], dict[str, Any
         if entry["sha256"] == sha256_of_json(entry["facts"]) and isinstance(entry["facts"], dict):
             return entry["facts"]
     facts = find()
-    if marks(paths) == before and all(time.time() - changed / 1e9 > RECENT for _, changed in before):
+    if marks(paths) == before and all(time.time() - changed / 1e9 > RECENT for _, changed, _ in before):
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             write(file, json.dumps({"facts": facts, "sha256": sha256_of_json(facts)}))
     return facts
 
 
-def marks(paths: Iterable[Path]) -> list[tuple[int, int]]:
-    """(bytes, time of the last change in ns) of each file."""
-    return [(found.st_size, found.st_mtime_ns) for found in (path.stat() for path in paths)]
+def marks(paths: Iterable[Path]) -> list[tuple[int, int, int]]:
+    """(bytes, times of the last change in ns, of the content and of the entry) of each file."""
+    return [(found.st_size, found.st_mtime_ns, found.st_ctime_ns) for found in (path.stat() for path in paths)]

@@ -51,6 +51,17 @@ def test_a_file_is_read_once(tmp_path: Path, cache: Path):
     assert known([other], ["a"], counting(answers)) == {"answer": 5}
 
 
+def test_a_file_with_the_size_and_the_time_of_another_one_is_read(tmp_path: Path, cache: Path):
+    """As from an archive in which all files have the same time."""
+    file, answers = made(tmp_path, "abc"), []
+    known([file], [], counting(answers))
+    before = file.stat()
+    while file.stat().st_ctime_ns == before.st_ctime_ns:  # a clock of some milliseconds
+        made(tmp_path, "abd")
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert known([file], [], counting(answers)) == {"answer": 2}
+
+
 def test_a_file_that_was_just_changed_is_not_trusted(tmp_path: Path, cache: Path):
     file, answers = tmp_path / "base.bin", []
     file.write_text("abc")
