@@ -227,9 +227,10 @@ def test_memory_is_flat_over_rounds_and_runs():
     assert torch.cuda.memory_reserved() <= 1.1 * max(seen) + (64 << 20)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "graph"])
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_share_the_card(workers, ray_with_gpu):
-    made = on_gpu("scaffold")
+def test_workers_share_the_card(workers, kernels, ray_with_gpu):
+    made = on_gpu("scaffold", kernels=kernels)
     engine = {"backend": "ray", "workers": workers, "gpus": 1 / workers, "cpus": 0.25}
     same(run(made.model_copy(update={"engine": made.engine.model_copy(update=engine)})), run(made))
 
