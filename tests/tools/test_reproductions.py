@@ -86,7 +86,7 @@ EARLIER = {
     *("fedmud-fmnist-dirichlet", "fedmud-fmnist-variants", "minimax-sst2"),
 }
 """The folders of an earlier version, which recorded neither commit nor data. No other one may join them."""
-WITHOUT_CELLS = {"feddua-synthetic", "fedmud-fmnist", "fedmud-long"}
+WITHOUT_CELLS = {"fedmud-fmnist", "fedmud-long"}
 
 
 def test_every_folder_has_cells():
