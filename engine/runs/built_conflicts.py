@@ -324,7 +324,7 @@ ENGINE = rows(
         ),
     ),
     (
-        *("engine.base", "workload", "is the type of a network's frozen tensors, and this run has none"),
+        *("engine.base", "workload", "is for frozen tensors that a network casts up, and this workload has none"),
         "leave it out, or train an adapter (workload.adapter)",
         lambda b: b.experiment.engine.base != "same" and not b.run_spec.workload.casts_up,
     ),

@@ -187,6 +187,17 @@ def test_a_run_with_a_narrow_base_is_one_with_its_numbers(block: int, tmp_path: 
     assert {after.model[name].dtype for name in half["tensors"]} == {torch.bfloat16}
 
 
+def test_a_workload_around_another_one_has_its_base_unless_it_computes_with_it(tmp_path: Path):
+    """Flipped gradients are those of the inner losses, and a penalty reads all tensors."""
+    inner = texts(tmp_path).workload
+    flipped = {"name": "gradients_flipped", "of": inner, "clients": [0]}
+    result = run(texts(tmp_path, {"base": "bfloat16"}, workload=flipped), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "frozen.json").read_text())["dtype"] == "bfloat16"
+    assert result.model["embed.tokens.weight"].dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match=r"engine\.base: is for frozen tensors that a network casts up, and this"):
+        run(texts(tmp_path, {"base": "bfloat16"}, workload={"name": "regularised", "of": inner}))
+
+
 def test_a_run_in_bfloat16_keeps_its_base_so(tmp_path: Path):
     """Its first losses are those of float32 to 1e-2: bfloat16 has 8 bits, and a loss is a mean over many places."""
     found = {}
@@ -241,7 +252,7 @@ def test_workers_share_a_narrow_base(tmp_path: Path, ray_here: None):
         (
             {"base": "bfloat16"},
             {"workload": {"name": "digits", "model": {"name": "mlp", "hidden": [4]}}},
-            r"engine.base: is the type of a network's frozen tensors, and this run has none",
+            r"engine.base: is for frozen tensors that a network casts up, and this workload has none",
         ),
         (
             {"base": "bfloat16"},

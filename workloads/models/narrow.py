@@ -110,7 +110,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Widened(torch.autograd.Function):
-    """x W^T, where W is cast up to the type of x, and again for the gradient of x. It has a first derivative alone."""
+    """x W^T, where W is cast up to the type of x, and again for the gradient of x. W has no gradient."""
 
     generate_vmap_rule = True
 

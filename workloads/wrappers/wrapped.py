@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..pair import Pair
-from ..workload import Batch, Chained, Columns, Params, Split, Workload
+from ..workload import Batch, Chained, Columns, Params, Split, StoredTensors, Workload
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,9 @@ class Wrapped(WithDataOf):
     def frozen(self, seed: int) -> dict[str, Tensor]:
         return self.of.frozen(seed)
 
+    def stored(self) -> StoredTensors | None:
+        return self.of.stored()
+
     @property
     def pairs(self) -> tuple[Pair, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.pairs
@@ -127,6 +130,10 @@ class OtherRows(Wrapped):
     @property
     def _inner(self) -> Any:
         return self.of
+
+    @property
+    def casts_up(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.casts_up
 
     @property
     def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
