@@ -187,6 +187,22 @@ def test_a_run_with_a_narrow_base_is_one_with_its_numbers(block: int, tmp_path: 
     assert {after.model[name].dtype for name in half["tensors"]} == {torch.bfloat16}
 
 
+def test_merged_weights_keep_changes_that_16_bits_would_round_away(tmp_path: Path):
+    asked = texts(tmp_path, {"base": "bfloat16"})
+    network = RunSpec.of("id", asked).workload.outline
+    assert isinstance(network, nn.Module)
+    result = run(asked)
+    lora = Lora(targets=("*.q", "*.v", "*.up"), rank=2)
+    merged = lora.merged(network, result.model)
+    pairs = lora.pairs(network)
+    for pair in pairs:
+        weight = result.model[pair.weight]
+        change = pair.change({name: result.model[name].double() for name in (pair.a, pair.b)}, weight.shape)
+        assert torch.equal(merged[pair.weight], (weight.double() + change).float())
+        assert not torch.equal(merged[pair.weight], merged[pair.weight].bfloat16().float())
+    assert {merged[name].dtype for name in merged.keys() - {pair.weight for pair in pairs}} == {torch.bfloat16}
+
+
 def test_a_workload_around_another_one_has_its_base_unless_it_computes_with_it(tmp_path: Path):
     """Flipped gradients are those of the inner losses, and a penalty reads all tensors."""
     inner = texts(tmp_path).workload

@@ -377,15 +377,15 @@ class Lora(Adapter):
         return tuple(found)
 
     def merged(self, network: nn.Module, p: Params) -> dict[str, Tensor]:
-        """W + s B A in the place of W, A and B, computed in float64 and rounded once. Raises ValueError for an adapted
-        weight that another module has, too."""
+        """W + s B A in the place of W, A and B, computed in float64 and rounded once, to the type of the factors where
+        that of W is narrower. Raises ValueError for an adapted weight that another module has, too."""
         found = dict(p)
         for pair in self.pairs(network):
             if pair.tied:
                 raise ValueError(f"{pair.weight} belongs to several modules, of which one alone is adapted")
             factors = {name: found.pop(name).double() for name in (pair.a, pair.b)}
-            weight = found[pair.weight].double()
-            found[pair.weight] = (weight + pair.change(factors, weight.shape)).to(p[pair.weight].dtype)
+            weight, dtype = found[pair.weight].double(), torch.promote_types(p[pair.weight].dtype, p[pair.a].dtype)
+            found[pair.weight] = (weight + pair.change(factors, weight.shape)).to(dtype)
         return found
 
     def written(self, network: nn.Module, p: Params) -> dict[str, Any]:
