@@ -276,7 +276,8 @@ def test_the_runs_files_agree(finished: tuple[Path, Any]):
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torch"]
     assert re.fullmatch("([0-9a-f]{40}(-dirty)?)?", environment["commit"])  # empty where git is not installed
-    assert (environment["threads"], environment["cards"], environment["data"]) == (1, [], {})
+    assert (environment["threads"], environment["cards"]) == (1, [])
+    assert [*environment["data"]] == ["scikit-learn/digits.csv.gz"]
     assert (folder / "run.log").read_text().splitlines()[-1].endswith("finished")
 
 
