@@ -9,16 +9,15 @@ READY := $(VENV)/.ready
 .PHONY: test test-long test-all smoke pythons demo docs slow chaos gpu lint clean
 
 # All tests of a file run in one process, so that its fixtures are made once. The files keep their order, see
-# tests/cluster/conftest.py. There are more processes than processors, because many tests wait for Ray or a command,
-# and most of the long ones do.
-PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# tests/cluster/conftest.py. There is one process more than processors, because many tests wait for Ray or a command.
+PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	@$(PYTEST) -n $(shell expr $(PROCESSORS) + 1) -m "not long and not slow and not gpu"
+	@$(PYTEST) -m "not long and not slow and not gpu"
 
 test-long: $(READY)
-	@$(PYTEST) -n $(shell expr $(PROCESSORS) + 2) -m "long and not slow and not gpu"
+	@$(PYTEST) -m "long and not slow and not gpu"
 
 test-all: test test-long
 
