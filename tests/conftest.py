@@ -62,6 +62,16 @@ def own_kernels() -> None:
     library.library()
 
 
+def start_ray(**more: int) -> None:
+    """Starts a Ray of this process with four logical processors. more: further arguments of `ray.init`."""
+    import ray
+
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in runs; Ray's default of 15 starves workers
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives a busy machine 30
+    quiet = {"include_dashboard": False, "log_to_driver": False}
+    ray.init("local", num_cpus=4, object_store_memory=256 * 2**20, **quiet, **more)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.fixture(scope="session")
 def ray_here():
     """One Ray for all tests that need it, with four logical processors, so that two or three workers fit on any
@@ -71,9 +81,7 @@ def ray_here():
     from fedfleet.engine.backends.ray.connect import shutdown
 
     shutdown()  # the Ray that a run of an earlier test has started
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as in runs; Ray's default of 15 starves workers
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives a busy machine 30
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
+    start_ray()
     yield
     ray.shutdown()
 

@@ -97,7 +97,9 @@ class Recording:
         given = fixed(inputs)
         local = fixed(visit.begin(given))
         result = fixed(visit.finish(given, local))
-        self.inputs, self.local, self.result = given, local, result
+        self.inputs: Any = given
+        self.local: Any = local
+        self.result: Any = result
         self.rounds: set[int] = rounds
         self.proven: bool = False
         self.begin: Replay = record(lambda: copy_into(local, visit.begin(given)))

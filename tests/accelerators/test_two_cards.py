@@ -19,6 +19,7 @@ import torch
 from fedfleet.engine import run
 from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS
 
+from ..conftest import start_ray
 from ..faults.runs import Watch, untimed
 from ..test_conformance import Few, few
 from .card import Cards, OnTheProcessor
@@ -73,12 +74,13 @@ def ray_with_two_cards() -> Iterator[None]:
     from fedfleet.engine.backends.ray.connect import shutdown
 
     shutdown()
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
-    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
-    ray.init("local", num_cpus=4, num_gpus=2, object_store_memory=256 * 2**20, **options)
+    others = ray.is_initialized()  # `ray_here`, which tests of other files have after these
+    ray.shutdown()
+    start_ray(num_gpus=2)
     yield
     ray.shutdown()
+    if others:
+        start_ray()
 
 
 @pytest.mark.long
