@@ -75,27 +75,6 @@ struct Sight {
   }
 };
 
-template <int R>
-void some_rows(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, float* y, int64_t ys,
-               int64_t n) {
-  constexpr int64_t most = SPREAD_VECTORS * LANES;
-  for (int64_t v = 0; v < n; v += most) {
-    const int64_t left = std::min(n - v, most), V = (left + LANES - 1) / LANES;
-    const Mask last = first(left - (V - 1) * LANES);
-#define CALL(k) spread<R, k>(g, gr, gs, w + v, ws, O, last, y + v, ys)
-    BY_VECTORS(V, CALL)
-#undef CALL
-  }
-}
-
-// y (rows, n) = g (rows, O) . w (O, n), of at most SPREAD_ROWS rows; strides as in `spread`.
-void rows_of(int64_t rows, const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, float* y,
-             int64_t ys, int64_t n) {
-#define CALL(k) some_rows<k>(g, gr, gs, w, ws, O, y, ys, n)
-  BY_ROWS(rows, CALL)
-#undef CALL
-}
-
 // to (T, up(d)) = rows of a head next to each other, and to (d, up(T)) = their transpose. What is behind T is 0.
 void together(const float* from, int64_t stride, float* to, int64_t T, int64_t d) {
   for (int64_t i = 0; i < T; i++) std::memcpy(to + i * up(d), from + i * stride, sizeof(float) * d);
@@ -153,10 +132,10 @@ void attend(const Heads& q, const Heads& k, const Heads& v, const uint8_t* unsee
       for (int64_t i = 0; i < T; i += SPREAD_ROWS) {
         const int64_t rows = std::min<int64_t>(T - i, SPREAD_ROWS), end = sight.end_of(i, rows);
         float* own = weights + i * across;
-        rows_of(rows, queries + i * q.place, q.place, 1, keys, across, d, own, across, up(end));
+        product(queries + i * q.place, q.place, 1, keys, across, d, own, across, rows, up(end));
         for (int64_t r = 0; r < rows; r++)
           weigh_scores(own + r * across, sight.hidden.data() + (i + r) * across, scale, end, across);
-        rows_of(rows, own, across, 1, values, wide, end, y.at(n, h) + i * y.place, y.place, d);
+        product(own, across, 1, values, wide, end, y.at(n, h) + i * y.place, y.place, rows, d);
       }
     }
   }
@@ -182,21 +161,21 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const uint8_t* 
         for (int64_t i = 0; i < T; i += SPREAD_ROWS) {
           const int64_t rows = std::min<int64_t>(T - i, SPREAD_ROWS), end = sight.end_of(i, rows);
           float* own = scores + i * across;
-          rows_of(rows, given + i * wide, wide, 1, values, across, d, own, across, up(end));
+          product(given + i * wide, wide, 1, values, across, d, own, across, rows, up(end));
           for (int64_t r = 0; r < rows; r++)
             scores_back(own + r * across, weights + (i + r) * across, scale, end, across);
-          if (gq.p) rows_of(rows, own, across, 1, keys, wide, end, gq.at(n, h) + i * gq.place, gq.place, d);
+          if (gq.p) product(own, across, 1, keys, wide, end, gq.at(n, h) + i * gq.place, gq.place, rows, d);
         }
       }
       for (int64_t j = 0; j < T; j += SPREAD_ROWS) {
         const int64_t rows = std::min<int64_t>(T - j, SPREAD_ROWS), begin = sight.begin_of(j, rows), left = T - begin;
         const int64_t from = begin * across + j;
         if (gk.p)
-          rows_of(rows, scores + from, 1, across, queries + begin * wide, wide, left, gk.at(n, h) + j * gk.place,
-                  gk.place, d);
+          product(scores + from, 1, across, queries + begin * wide, wide, left, gk.at(n, h) + j * gk.place, gk.place,
+                  rows, d);
         if (gv.p)
-          rows_of(rows, weights + from, 1, across, given + begin * wide, wide, left, gv.at(n, h) + j * gv.place,
-                  gv.place, d);
+          product(weights + from, 1, across, given + begin * wide, wide, left, gv.at(n, h) + j * gv.place, gv.place,
+                  rows, d);
       }
     }
   }

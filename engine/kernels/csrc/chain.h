@@ -136,22 +136,24 @@ UNROLL
   }
 
 template <int R>
-void spread_row(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t n) {
+void spread_row(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, float* y, int64_t ys,
+                int64_t n) {
   constexpr int64_t most = SPREAD_VECTORS * LANES;
   for (int64_t v = 0; v < n; v += most) {
     const int64_t left = std::min(n - v, most), V = (left + LANES - 1) / LANES;
     const Mask last = first(left - (V - 1) * LANES);
-#define CALL(k) spread<R, k>(g, gr, gs, w + v, n, O, last, y + v, n)
+#define CALL(k) spread<R, k>(g, gr, gs, w + v, ws, O, last, y + v, ys)
     BY_VECTORS(V, CALL)
 #undef CALL
   }
 }
 
-// y (rows, n) = g (rows, O) . w (O, n). With g as it is stored this is the gradient of a linear layer's inputs, with g
-// transposed (gr and gs exchanged) that of its weights.
-void product(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t rows, int64_t n) {
+// y (rows, n) = g (rows, O) . w (O, n); strides as in `spread`. With g as it is stored this is the gradient of a linear
+// layer's inputs, with g transposed (gr and gs exchanged) that of its weights.
+void product(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, float* y, int64_t ys,
+             int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; r += SPREAD_ROWS) {
-#define CALL(k) spread_row<k>(g + r * gr, gr, gs, w, O, y + r * n, n)
+#define CALL(k) spread_row<k>(g + r * gr, gr, gs, w, ws, O, y + r * ys, ys, n)
     BY_ROWS(rows - r, CALL)
 #undef CALL
   }
@@ -179,14 +181,14 @@ void linear(const Layer& l, const float* p, const float* x, float* y, int64_t B)
 }
 
 void linear_back(const Layer& l, const float* p, const float* x, const float* g, float* gp, float* gx, int64_t B) {
-  product(g, 1, l.O, x, B, gp + l.weight, l.O, l.I);
+  product(g, 1, l.O, x, l.I, B, gp + l.weight, l.I, l.O, l.I);
   if (l.bias >= 0)
     for (int64_t o = 0; o < l.O; o++) {
       float total = 0;
       for (int64_t b = 0; b < B; b++) total += g[b * l.O + o];
       gp[l.bias + o] = total;
     }
-  if (gx) product(g, l.O, 1, p + l.weight, l.O, gx, B, l.I);
+  if (gx) product(g, l.O, 1, p + l.weight, l.I, l.O, gx, l.I, B, l.I);
 }
 
 // --- convolutions -------------------------------------------------------------------------------------------------
