@@ -25,7 +25,7 @@ from ...workloads.workload import Batch, Params, Workload
 from ..accelerators.transfer import number, to_device
 from ..kernels.contract import Kernels
 from ..kernels.operators import in_bfloat16, orthogonalised_by
-from ..kernels.recorded_step import Recording, StepRecorder, copy_into, fixed
+from ..kernels.recorded_visit import Recording, VisitRecorder, copy_into, fixed
 from ..kernels.torchs import Torch
 from ..kernels.vectorised import vectorised
 from ..method_form.numbers import Path, form, identity, numbers
@@ -237,7 +237,7 @@ class LocalTrainer:
         x: Tree,
         kernels: Kernels = Torch(),
         precision: torch.dtype | None = None,
-        recorder: StepRecorder | None = None,
+        recorder: VisitRecorder | None = None,
         with_rms: bool = False,
         frozen: Params | None = None,
         at_once: int | None = None,
@@ -493,7 +493,7 @@ class LocalTrainer:
 
 @dataclass(frozen=True)
 class BlockVisit:
-    """The visit of a block of clients in a round, as `StepRecorder` takes it.
+    """The visit of a block of clients in a round, as `VisitRecorder` takes it.
 
     Inputs: (public state, client states, numbers of steps (c,), source of the batches).
     Local states: (those of the method, sums of what was kept of the losses, number of the next step ()).

@@ -13,7 +13,7 @@ attention            `attention`: `native`, and attention of short sequences in 
 channels_last        `channels_last`: images with their channels last and Winograd's filtering
 block_convolutions   `products`: the same, and a block's convolutions are batched products
 streams              `streams`: the clients of a block on several streams of one CUDA graph, each as it is alone
-recorded_step, tape  steps that are recorded once and replayed: as a CUDA graph, or as operations of torch
+recorded_visit, tape visits of a block that are recorded once and replayed: as a CUDA graph, or as operations of torch
 agreement            whether two results agree, to the bit or within rounding: all proofs compare by it
 library, csrc/       the compiled library and its sources, of which library.cpp is the one that is compiled
 replacements         functions of torch that kernels replace, and which of their arguments compiled kernels take

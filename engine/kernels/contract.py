@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms.tree import Layout
-from .recorded_step import StepRecorder
+from .recorded_visit import VisitRecorder
 from .tape import Tapes
 from .vectorised import vectorised
 
@@ -133,6 +133,6 @@ class Kernels:
         operations; None to compute each of them. most_bytes: what works on more memory is not recorded."""
         return None
 
-    def recorder(self) -> StepRecorder | None:
+    def recorder(self) -> VisitRecorder | None:
         """What records and replays the local steps of blocks in a worker, None to run each of them."""
         return None

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from .contract import Run
-from .recorded_step import StepRecorder
+from .recorded_visit import VisitRecorder
 from .tape import Tapes
 from .torchs import Torch
 
@@ -32,5 +32,5 @@ class Graph(Torch):
     def tapes(self, device: torch.device, most_bytes: float = math.inf) -> Tapes | None:
         return None
 
-    def recorder(self) -> StepRecorder | None:
-        return StepRecorder()
+    def recorder(self) -> VisitRecorder | None:
+        return VisitRecorder()

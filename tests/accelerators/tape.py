@@ -45,7 +45,7 @@ def record_on_tape(call: Callable[[], None]) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class Parts:
-    """A visit of three functions, see `recorded_step.Visit`."""
+    """A visit of three functions, see `recorded_visit.Visit`."""
 
     begin: Callable[[Any], Any]
     step: Callable[[Any, Any], Any]

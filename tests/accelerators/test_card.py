@@ -9,7 +9,7 @@ from fedfleet.engine import resume, run
 from fedfleet.engine.accelerators import memory, settings
 from fedfleet.engine.clients import worker
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.kernels import recorded_step
+from fedfleet.engine.kernels import recorded_visit
 from fedfleet.engine.memory import release_freed_memory
 from fedfleet.engine.planning.execution_plan import gpu
 from fedfleet.engine.run_spec import RunSpec
@@ -24,9 +24,9 @@ from .card import TOTAL, Cards, OnTheProcessor, used_names
 def cards(monkeypatch):
     found = Cards(2)
     found.install(monkeypatch)
-    recorded_step.recording_stream.cache_clear()
+    recorded_visit.recording_stream.cache_clear()
     yield found
-    recorded_step.recording_stream.cache_clear()
+    recorded_visit.recording_stream.cache_clear()
 
 
 @pytest.fixture(params=["cuda", "cuda:0", "cuda:1"])
@@ -80,13 +80,13 @@ def test_graphs_of_a_device_are_recorded_on_one_stream(cards):
     """cuBLAS keeps a workspace for each stream on which it has run."""
     total = torch.zeros(3)
     for _ in range(5):
-        replay = recorded_step.record_cuda_graph(lambda: total.add_(1))
+        replay = recorded_visit.record_cuda_graph(lambda: total.add_(1))
     before = total.clone()
     replay()
     assert torch.equal(total, before + 1)
     assert len(cards.streams) == 1
     torch.cuda.set_device(1)
-    recorded_step.record_cuda_graph(lambda: total.add_(1))
+    recorded_visit.record_cuda_graph(lambda: total.add_(1))
     assert [stream.device_index for stream in cards.streams] == [0, 1]
 
 
@@ -157,7 +157,7 @@ def test_every_name_of_torch_cuda_is_called(cards, monkeypatch):
             memory.free_memory(device)
             memory.allocated_memory(device)
             memory.peak_memory(device)
-            recorded_step.record_cuda_graph(lambda: torch.zeros(3).add_(1))
+            recorded_visit.record_cuda_graph(lambda: torch.zeros(3).add_(1))
         check_device(RunSpec.of("run", few("fedavg", engine={"device": name})))
         assert gpu(RunSpec.of("run", few("fedavg", engine={"device": name})))[:2] == ["a card of tests", TOTAL]
     release_freed_memory()

@@ -18,7 +18,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.kernels import block_convolutions
 from fedfleet.engine.kernels.agreement import Disagreement
 from fedfleet.engine.kernels.block_convolutions import Products, as_product
-from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS, StepRecorder
+from fedfleet.engine.kernels.recorded_visit import PROVEN_ROUNDS, VisitRecorder
 from fedfleet.engine.planning.kernel_proof import prove
 from fedfleet.engine.run_spec import RunSpec
 from fedfleet.workloads.workload import Model
@@ -46,7 +46,7 @@ WORKLOAD = Few(model=Three())
 def on_the_processor(monkeypatch):
     """Runs on the processor may have products, and record their steps on a tape."""
     monkeypatch.setattr(Products, "why_not", lambda self, run: "")
-    monkeypatch.setattr(Products, "recorder", lambda self: StepRecorder(record_on_tape))
+    monkeypatch.setattr(Products, "recorder", lambda self: VisitRecorder(record_on_tape))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import fedfleet
 from fedfleet.engine import resume, run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
-from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS
+from fedfleet.engine.kernels.recorded_visit import PROVEN_ROUNDS
 from fedfleet.engine.run_spec import RunSpec
 
 from ..faults.runs import Watch, asynchronous, interrupt, same, setting

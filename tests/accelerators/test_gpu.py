@@ -23,7 +23,7 @@ from fedfleet.engine.cohorts.tasks import Broadcast, ClientTask, TrainingTask
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.kernels.agreement import Disagreement
 from fedfleet.engine.kernels.contract import Kernels
-from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS, StepRecorder
+from fedfleet.engine.kernels.recorded_visit import PROVEN_ROUNDS, VisitRecorder
 from fedfleet.engine.kernels.replacements import Replacements
 from fedfleet.engine.method_form.state_spec import StateSpec, some_view
 from fedfleet.engine.planning.autotune import measure
@@ -269,7 +269,7 @@ def test_reduced_precision_stays_near(precision):
 
 
 def test_a_recorder_records():
-    recorder = StepRecorder()
+    recorder = VisitRecorder()
     inputs, local = torch.ones(3, device=CUDA), torch.zeros(3, device=CUDA)
     visit = Parts(lambda given: -given, lambda given, state: state + given, lambda given, state: state * given)
     recording = recorder.recording(visit, inputs)
@@ -289,7 +289,7 @@ def test_graphs_are_recorded_on_one_stream():
     visit = Parts(torch.zeros_like, lambda given, state: state @ given, lambda given, state: state @ given)
 
     def record() -> None:
-        recording = StepRecorder().recording(visit, inputs)
+        recording = VisitRecorder().recording(visit, inputs)
         assert recording is not None
         assert recording.steps(inputs, local, local)
 

@@ -270,7 +270,7 @@ def test_a_plan_is_left_between_local_steps():
         next(autotune.time_plan(run_spec, data, ExecutionPlan(3, "torch"), until=0.0))
 
 
-def test_recorded_steps_are_for_gpus():
+def test_recorded_visits_are_for_gpus():
     with pytest.raises(
         ConfigError,
         match=r"engine.kernels: .* they are for CUDA devices, .*got graph; choose torch or",

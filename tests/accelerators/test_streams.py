@@ -9,8 +9,8 @@ import torch
 from torch.func import vmap
 
 from fedfleet.engine.api import run
-from fedfleet.engine.kernels import recorded_step, streams
-from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS, StepRecorder
+from fedfleet.engine.kernels import recorded_visit, streams
+from fedfleet.engine.kernels.recorded_visit import PROVEN_ROUNDS, VisitRecorder
 from fedfleet.engine.kernels.streams import STREAMS, Streams, beside
 from fedfleet.engine.planning.execution_plan import plan_execution
 from fedfleet.engine.run_spec import RunSpec
@@ -27,7 +27,7 @@ ROUNDS = PROVEN_ROUNDS + 1
 def on_the_processor(monkeypatch):
     """Runs on the processor may have streams, where there are none, and record their steps on a tape."""
     monkeypatch.setattr(Streams, "why_not", lambda self, run: "")
-    monkeypatch.setattr(Streams, "recorder", lambda self: StepRecorder(record_on_tape))
+    monkeypatch.setattr(Streams, "recorder", lambda self: VisitRecorder(record_on_tape))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_streams_begin_after_what_was_there_and_are_waited_for(monkeypatch):
     monkeypatch.setattr(
         torch.cuda.Stream, "wait_stream", lambda self, stream: waits.append((self.stream_id, stream.stream_id))
     )
-    for cache in (streams.side_stream, recorded_step.recording_stream):
+    for cache in (streams.side_stream, recorded_visit.recording_stream):
         cache.cache_clear()
     torch.cuda.set_device(1)
     on: list[Any] = []

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedfleet.engine import run
-from fedfleet.engine.kernels.recorded_step import PROVEN_ROUNDS
+from fedfleet.engine.kernels.recorded_visit import PROVEN_ROUNDS
 
 from ..conftest import start_ray
 from ..faults.runs import Watch, untimed

@@ -127,7 +127,7 @@ class Recording:
         return agrees(pytree.tree_leaves(expected), pytree.tree_leaves(self.result))
 
 
-class StepRecorder:
+class VisitRecorder:
     """The recordings of a worker's blocks, by the visit and the shapes of its inputs. Where a schedule changes the
     method in every round, they are made anew.
 

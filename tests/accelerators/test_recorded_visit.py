@@ -15,7 +15,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.clients import local_training, worker
 from fedfleet.engine.clients.batches import BlockBatches, Places, Stream, TaskBatches, gathered
 from fedfleet.engine.kernels.cuda_graph import Graph
-from fedfleet.engine.kernels.recorded_step import MOST, PROVEN_ROUNDS, StepRecorder
+from fedfleet.engine.kernels.recorded_visit import MOST, PROVEN_ROUNDS, VisitRecorder
 from fedfleet.engine.planning import autotune
 from fedfleet.engine.run_spec import ExecutionPlan, RunSpec
 from tests.methods import ON_ANY_MODEL as METHODS
@@ -32,10 +32,10 @@ ROUNDS = PROVEN_ROUNDS + 1
 @pytest.fixture
 def recorders(monkeypatch):
     """Every worker's, in the order in which they are made."""
-    made: list[StepRecorder] = []
+    made: list[VisitRecorder] = []
 
-    def recorder(self: Graph) -> StepRecorder:
-        made.append(StepRecorder(record_on_tape))
+    def recorder(self: Graph) -> VisitRecorder:
+        made.append(VisitRecorder(record_on_tape))
         return made[-1]
 
     monkeypatch.setattr(Graph, "recorder", recorder)
@@ -205,7 +205,7 @@ def operations_of_a_block(steps: int, monkeypatch: pytest.MonkeyPatch, method: s
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(Graph, "recorder", lambda self: StepRecorder(record_apart))
+        patch.setattr(Graph, "recorder", lambda self: VisitRecorder(record_apart))
         patch.setattr(local_training.LocalTrainer, "train_block", counted)
         run(graphs(method, plan={"cohort": 3, "local": {"steps": steps, "batch": 4}}))
     assert counts[-1] == min(counts)  # those of the last round, in which replays are used
@@ -224,13 +224,13 @@ def test_for_a_visit_the_processor_starts_copies_alone(method, monkeypatch):
     """Of inputs into the recording and of results out of it, one for each tensor, after the places of the batches have
     been put together. What begins and finishes a visit is recorded too. Six more operations, in the processor's memory,
     find the shortest and the longest visit."""
-    recorders: list[StepRecorder] = []
+    recorders: list[VisitRecorder] = []
 
-    def noted(self: StepRecorder, record: Any = record_apart, real: Any = StepRecorder.__init__) -> None:
+    def noted(self: VisitRecorder, record: Any = record_apart, real: Any = VisitRecorder.__init__) -> None:
         real(self, record)
         recorders.append(self)
 
-    monkeypatch.setattr(StepRecorder, "__init__", noted)
+    monkeypatch.setattr(VisitRecorder, "__init__", noted)
     started = operations_of_a_block(3, monkeypatch, method)
     ((recording,),) = [recorder.kept.values() for recorder in recorders]
     places = len(pytree.tree_leaves(recording.inputs[3]))
@@ -284,7 +284,7 @@ def test_a_step_is_compared_with_its_own_inputs_and_not_with_copies():
         return local + inputs * (1 if local.is_contiguous() else 2)
 
     shared = torch.ones(2).expand(3, 2)
-    recorder = StepRecorder(record_on_tape)
+    recorder = VisitRecorder(record_on_tape)
     visit = Parts(lambda inputs: torch.ones(3, 2) * inputs, step, lambda inputs, local: local * inputs)
     recording = recorder.recording(visit, torch.ones(()))
     assert recording is not None
@@ -308,7 +308,7 @@ def test_a_state_may_take_the_place_of_another_one():
         lambda inputs, local: local[0] + 2 * local[1],
     )
     inputs = torch.tensor([1.0, 2.0, 4.0])
-    recording = StepRecorder(record_on_tape).recording(visit, inputs)
+    recording = VisitRecorder(record_on_tape).recording(visit, inputs)
     assert recording is not None
     local = visit.begin(inputs)
     assert recording.steps(inputs, local, visit.step(inputs, local))
@@ -324,7 +324,7 @@ def test_each_part_of_a_visit_is_compared(wrong):
         lambda inputs, local: local * inputs * factors["finish"],
     )
     inputs = torch.full((3,), 2.0)
-    recording = StepRecorder(record_on_tape).recording(visit, inputs)
+    recording = VisitRecorder(record_on_tape).recording(visit, inputs)
     assert recording is not None
     factors[wrong] = 1.0 + 2.0**-20
     found = {
@@ -387,14 +387,14 @@ def test_memory_that_runs_out_is_no_reason_to_refuse():
     def full(call: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    recorder = StepRecorder(full)
+    recorder = VisitRecorder(full)
     with pytest.raises(torch.OutOfMemoryError):
         recorder.recording(SUM, torch.ones(2))
     assert recorder.refused == ""
 
 
 def test_old_recordings_are_dropped():
-    recorder = StepRecorder(record_on_tape)
+    recorder = VisitRecorder(record_on_tape)
     for size in range(1, MOST + 3):
         assert recorder.recording(SUM, torch.ones(size)) is not None
     assert len(recorder.kept) == MOST
