@@ -35,7 +35,7 @@ from .listing import columns
 from .report.statistics import paired
 from .run_files import read_columns, read_config, read_json
 from .streams import tell
-from .units import factor, in_words, is_share
+from .units import evaluated_rows, factor, in_words, is_share
 
 FILE = "values.json"
 """The values of sets of clients, in the folder of a contribution."""
@@ -188,6 +188,7 @@ def text(found: Contributions, runs: Sequence[Coalitions]) -> str:
         for client in order
     ]
     sign = "" if runs[0].sign > 0 else "minus "
-    what = f"Contributions to {sign}{in_words(metric)}{unit}, by forks after round {number}"
+    evaluated = evaluated_rows([read_config(runs[0].run).get("workload")])
+    what = f"Contributions to {sign}{in_words(metric, evaluated)}{unit}, by forks after round {number}"
     forks = sum(len(run.found) - 1 for run in runs)
     return f"{what}: {forks} forks of {len(runs)} run{'s' * (len(runs) > 1)}\n{columns([tuple(heads), *rows])}"

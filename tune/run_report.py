@@ -26,7 +26,7 @@ from .run_files import (
     versions_of,
     why_unfinished,
 )
-from .units import duration, factor, is_share, shown, with_unit, written
+from .units import duration, evaluated_rows, factor, is_share, shown, with_unit, written
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
@@ -51,7 +51,8 @@ def page_of(folder: Path) -> Page:
     problem = "" if result else failure(folder)
     clients = by_client(folder)
     own = [populations(clients), distribution(clients, config.get("evaluate") or {})]
-    sections = [metrics(columns), *charts(columns), *own, costs(columns), settings(config)]
+    drawn = charts(columns, evaluated_rows([config.get("workload")]))
+    sections = [metrics(columns), *drawn, *own, costs(columns), settings(config)]
     present = [section for section in sections if section.has_content]
     if spent := privacy_spent(folder):
         own = f" {OF_SENT}" if "personal/parameters" in columns else ""
@@ -141,12 +142,14 @@ def measured(columns: Columns, prefixes: tuple[str, ...]) -> Iterator[tuple[str,
             yield name, values
 
 
-def charts(columns: Columns) -> list[PageSection]:
+def charts(columns: Columns, rows: str) -> list[PageSection]:
+    """rows: those on which the workload is evaluated, see `units.in_words`."""
     if not columns:
         return []
     shown = [(name, values) for name, values in measured(columns, ("eval/", "train/")) if is_in_short(name)]
-    curves = [curve(columns, name, values) for name, values in shown]
-    own = [curve(columns, name, values) for name, values in measured(columns, ("server/", "client/norm2", "method/"))]
+    curves = [curve(columns, name, values, rows) for name, values in shown]
+    others = measured(columns, ("server/", "client/norm2", "method/"))
+    own = [curve(columns, name, values, rows) for name, values in others]
     where = (
         "Seconds that all workers together spent in each round: on local steps (compute), clients' states, batches and "
         "sums, and without a task while the driver waited for others."
@@ -158,7 +161,7 @@ def charts(columns: Columns) -> list[PageSection]:
     ]
 
 
-def curve(columns: Columns, name: str, values: np.ndarray) -> Chart:
+def curve(columns: Columns, name: str, values: np.ndarray, rows: str) -> Chart:
     """The chart of one column against rounds, bytes, seconds and the virtual clock, if there is one."""
     there = np.flatnonzero(np.isfinite(values))
     there = there[thinned(len(there))]
@@ -171,7 +174,7 @@ def curve(columns: Columns, name: str, values: np.ndarray) -> Chart:
     if "system/clock" in columns:
         x["virtual seconds"] = numbers(columns["system/clock"][there])
     one = Curve(name, 0, x, numbers(values[there] * factor(name)))
-    return Chart("curves", name, Axis("round", whole=True), Axis(with_unit(name)), [one])
+    return Chart("curves", name, Axis("round", whole=True), Axis(with_unit(name, rows)), [one])
 
 
 def times(columns: Columns) -> Iterator[Chart]:

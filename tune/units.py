@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..engine.records.metrics import OWN
+from ..workloads.table import WORKLOADS
 
 ROWS = ("test", "validation", "training")
 """The rows that a metric may be of, where its name says it."""
@@ -25,9 +27,25 @@ def factor(metric: str) -> float:
     return 100.0 if is_share(metric) else 1e-6 if metric == BYTES else 1.0
 
 
-def in_words(metric: str) -> str:
-    """A metric in words, such as "test accuracy", or "own test accuracy" of clients' own models."""
-    prefix = {"eval": "test ", "train": "training "}.get(metric.partition("/")[0], "")
+def base_workload(workload: Any) -> str:
+    """The name of the workload of a configuration that reads or makes the data, without those around it."""
+    while isinstance(workload, Mapping) and "of" in workload:
+        workload = workload["of"]
+    return str(workload.get("name", "") if isinstance(workload, Mapping) else workload)
+
+
+def evaluated_rows(workloads: Iterable[Any]) -> str:
+    """The rows on which the workloads of configurations are evaluated, as `in_words` has them: see `Entry.rows`. A
+    plug-in's workload has test rows; workloads that are evaluated on different rows have no word in common."""
+    entries = (WORKLOADS.get(base_workload(workload)) for workload in workloads)
+    found = {"test" if entry is None else entry.rows for entry in entries}
+    return found.pop() if len(found) == 1 else ""
+
+
+def in_words(metric: str, rows: str = "test") -> str:
+    """A metric in words, such as "test accuracy", or "own test accuracy" of clients' own models. rows: those on which
+    the workload is evaluated, see `evaluated_rows`."""
+    prefix = {"eval": rows and f"{rows} ", "train": "training "}.get(metric.partition("/")[0], "")
     where, _, name = metric.rpartition("/")
     kind, _, rest = name.partition("_")
     if kind in ROWS and rest:
@@ -37,9 +55,9 @@ def in_words(metric: str) -> str:
     return whose + prefix + (name.upper() if name == "auc" else name.replace("_", " "))
 
 
-def with_unit(metric: str) -> str:
-    """A metric in words with its unit, for an axis."""
-    return "MB up and down" if metric == BYTES else f"{in_words(metric)}{' (%)' if is_share(metric) else ''}"
+def with_unit(metric: str, rows: str = "test") -> str:
+    """A metric in words with its unit, for an axis. rows: see `in_words`."""
+    return "MB up and down" if metric == BYTES else f"{in_words(metric, rows)}{' (%)' if is_share(metric) else ''}"
 
 
 def number(metric: str, value: float) -> str:

@@ -52,9 +52,11 @@ WORKLOADS = {
     ),
     "parquet_text": Entry(_HERE + "data.sentiment:ParquetText", "your own Parquet files: texts, labels, clients"),
     "idx": Entry(_HERE + "data.idx_files:IdxFiles", "your own idx files, the format of MNIST: images, labels"),
-    "quadratic": Entry(_HERE + "problems.quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
+    "quadratic": Entry(_HERE + "problems.quadratic:Quadratic", "heterogeneous quadratics with a known optimum", ""),
     "linear": Entry(
-        _HERE + "problems.regression:Linear", "linear regression in 1,000 unknowns, one solution for all clients"
+        _HERE + "problems.regression:Linear",
+        "linear regression in 1,000 unknowns, one solution for all clients",
+        "training",
     ),
     "logistic": Entry(
         _HERE + "problems.regression:Synthetic", "synthetic classes; clients differ by alpha (labels) and beta (inputs)"
@@ -89,7 +91,7 @@ WORKLOADS = {
         _HERE + "wrappers.poisoned:Backdoored", "another workload (of) in which some clients' rows have a trigger"
     ),
     "saddle": Entry(
-        _HERE + "problems.saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL with copies"
+        _HERE + "problems.saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL with copies", ""
     ),
 }
 

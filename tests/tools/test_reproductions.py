@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,19 @@ import yaml
 from fedfleet.engine.config.schema import validated
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.environment import git, own_commit
+from fedfleet.tune.report.charts import charts
+from fedfleet.tune.report.findings import findings
+from fedfleet.tune.report.markdown import text_of
 from fedfleet.tune.report.served import Row, Served
-from fedfleet.tune.study.kept_results import read_lines
+from fedfleet.tune.report.tables import tables as report_tables
+from fedfleet.tune.study.folder import StudyFolder
+from fedfleet.tune.study.kept_results import read_lines, restore
 from fedfleet.tune.study.spec import Study, load, shipped
+from fedfleet.tune.units import base_workload
 from tools.reproductions.claims import NO_RECORD, NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
 from tools.reproductions.claims import Study as WithCells
 from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, studies
-from tools.reproductions.measured import CHANGED, SUMMARIES, Measured, Run, base_workload, measured, provenance
+from tools.reproductions.measured import CHANGED, SUMMARIES, Measured, Run, measured, provenance
 from tools.reproductions.page import PAGE, coverage, page, section, t_interval
 from tools.reproductions.page import commits as sentence_on_commits
 from tools.reproductions.topics import PAGES, topic_page
@@ -81,6 +88,26 @@ def test_the_rows_of_every_cell_add_up(file):
             assert sum(rows["time/seconds"]) == pytest.approx(result["seconds"], abs=1e-3)
 
 
+ALL_KINDS = ("feddua-dimension", "fedmuon-bc-counterexample", "minimax-non-iid", "scaffold-networks")
+"""Of training rows, of an objective, of test rows with tuning, and of a study with a plug-in."""
+
+
+@pytest.mark.parametrize(
+    "file",
+    # Two minutes of a processor for all of them.
+    [pytest.param(file, marks=[] if file.parent.name in ALL_KINDS else pytest.mark.slow) for file in FILES],
+    ids=[file.parent.name for file in FILES],
+)
+def test_a_report_is_what_the_cells_say(file: Path, tmp_path: Path):
+    """Also where study.yaml was written by hand and leaves out whether larger values are better."""
+    StudyFolder(tmp_path).keep(load(str(file.parent / "study.yaml")))  # which may name plug-ins beside it
+    shutil.copy(file, tmp_path)
+    restore(tmp_path)
+    found = findings(StudyFolder(tmp_path))
+    text, _ = text_of(found, report_tables(found), charts(found), "charts")
+    assert (file.parent / "report.md").read_text("utf-8") == text, "write it with fedfleet report"
+
+
 EARLIER = {
     *("fedmuon-bc-fmnist", "fedmuon-bc-newton-schulz", "fedmuon-bc-steps"),
     *("fedmud-fmnist-dirichlet", "fedmud-fmnist-variants", "minimax-sst2"),
@@ -110,7 +137,8 @@ def test_every_cell_says_where_it_comes_from(file):
             assert isinstance(found["cards"], list)
             assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in found["data"].values())
             made = {"quadratic", "linear", "saddle"}  # by these, from a seed
-            assert found["data"] or base_workload(line) in made | {"digits"}  # which earlier versions did not record
+            made.add("digits")  # whose file earlier versions did not record
+            assert found["data"] or base_workload(config["workload"]) in made
             assert ("word vectors" in found["data"]) == bool(re.search(r"glove: (?!null)", line["config"]))
     assert earlier == {file.parent.name in EARLIER}
 
@@ -142,8 +170,8 @@ def test_the_page_says_what_is_not_known_of_a_commit():
     said = [line.split(" | ")[-1] for line in text.splitlines() if line[:3] in {f"| {n}" for n in range(9)}]
     assert said == [f"{told} |" for told in commits.values()]
     assert sentence_on_commits([some], frozenset({"b" * 40})) == (
-        "Of 5 cells, 1 have a commit of this repository from which they were computed. For 1 the commit is unknown, 2 "
-        "were computed from sources that had been changed, and 1 from a commit that is not here."
+        "Cells that were computed from a commit of this repository: 1 of 5. Cells whose commit is unknown: 1; that "
+        "were computed from sources that had been changed: 2; from a commit that is not here: 1."
     )
 
 

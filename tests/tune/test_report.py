@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import experiment
 from fedfleet.tune.comparison.findings import shared_target
 from fedfleet.tune.comparison.labels import labels_of, numeric_settings
@@ -38,7 +39,8 @@ from fedfleet.tune.search.trial_store import Trial
 from fedfleet.tune.study.cells import trials
 from fedfleet.tune.study.folder import Points, StudyFolder
 from fedfleet.tune.study.spec import Published, Report, load
-from fedfleet.tune.units import setting
+from fedfleet.tune.units import evaluated_rows, in_words, setting, with_unit
+from fedfleet.workloads.table import WORKLOADS
 
 from .commands import invoke
 from .small_study import written
@@ -139,6 +141,52 @@ def found() -> Findings:
 
 def cells(table: PageSection) -> list[list[str]]:
     return [[cell.text for cell in row] for row in table.rows]
+
+
+SEEDED = ("quadratic", "linear", "logistic", "saddle")
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_what_a_workload_is_evaluated_on_is_what_its_table_says(name: str):
+    """The training rows, rows of their own, or one row that has the optimum of the objective."""
+    split = Registry().build("WORKLOADS", {"name": name}, "workload").split(0, 4)
+    first = next(iter(split.test.values()))
+    same = split.test.keys() == split.train.keys() and all(
+        np.array_equal(split.test[column], split.train[column]) for column in split.test
+    )
+    assert WORKLOADS[name].rows == ("training" if same else "" if len(first) == 1 else "test")
+    assert {other for other, entry in WORKLOADS.items() if entry.rows != "test"} <= set(SEEDED)
+
+
+def test_a_metric_is_called_by_the_rows_that_it_is_of():
+    noisy = {"name": "noisy", "of": {"name": "noisy", "of": "quadratic"}}
+    assert [evaluated_rows([one]) for one in ("linear", noisy, "digits", {"name": "of_a_plug_in"})] == [
+        *("training", "", "test", "test")
+    ]
+    assert evaluated_rows(["linear", {"name": "linear", "dim": 3}]) == "training"
+    assert evaluated_rows(["linear", "digits"]) == ""
+    told = {rows: (in_words("eval/loss", rows), with_unit("eval/accuracy", rows)) for rows in ("test", "training", "")}
+    assert told == {
+        "test": ("test loss", "test accuracy (%)"),
+        "training": ("training loss", "training accuracy (%)"),
+        "": ("loss", "accuracy (%)"),
+    }
+    for rows in told:  # whose names say it themselves
+        assert in_words("train/loss", rows) == "training loss"
+        assert in_words("eval/validation_auc", rows) == "validation AUC"
+        assert in_words("eval/own/test_loss", rows) == "own test loss"
+
+
+def test_a_report_calls_a_metric_by_the_rows_that_it_is_of(found: Findings, tmp_path: Path):
+    of_rows = replace(found, rows="training")
+    assert (of_rows.what, of_rows.head) == ("training accuracy", "Training accuracy (%)")
+    write_page(of_rows, tmp_path / "report.html")
+    for file in tmp_path.rglob("*.*"):
+        text = file.read_text("utf-8")
+        assert "est accuracy" not in text
+        assert ("raining accuracy" in text) == (
+            file.stem.startswith(("report", "curves", "levels", "bytes", "seconds"))
+        )
 
 
 def test_tables_by_hand(found: Findings):

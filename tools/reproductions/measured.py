@@ -22,7 +22,7 @@ from fedfleet.tune.study.check import with_direction
 from fedfleet.tune.study.folder import FINISHED, StudyFolder
 from fedfleet.tune.study.kept_results import NAME, Line, read_lines, restore
 from fedfleet.tune.study.spec import Study, load
-from fedfleet.tune.units import factor
+from fedfleet.tune.units import base_workload, evaluated_rows, factor
 
 SUMMARIES = ("last", "last 5", "best")
 """The ways in which a run's evaluations become one value: the last one, the mean of the last five, the best one."""
@@ -52,13 +52,15 @@ class Run(NamedTuple):
 @dataclass(frozen=True)
 class Measured:
     """A study's cells. rows: (method, level) -> its runs, one for each seed; lines: of cells.jsonl; clients: what the
-    clients of each method and level get, where the study is about their own models."""
+    clients of each method and level get, where the study is about their own models; evaluated: the rows on which the
+    workload is evaluated, see `units.in_words`."""
 
     study: Study
     rows: dict[tuple[str, str], list[Run]]
     trials: int
     lines: list[Line]
     clients: list[Row] = field(default_factory=list)
+    evaluated: str = "test"
 
     def losses(self, level: str) -> dict[str, float]:
         """Method -> mean over the clients that are trained with minus that over unseen ones, in the unit of tables."""
@@ -118,11 +120,12 @@ def measured(folder: Path, of_clients: bool = False) -> Measured | None:
         restore(Path(place))
         there = StudyFolder(Path(place))
         there.keep(with_direction(load(str(folder / "study.yaml"))))  # which may name plug-ins beside it
-        study, rows = there.study, dict[tuple[str, str], list[Run]]()
-        for cell in there.cells():
+        study, rows, cells = there.study, dict[tuple[str, str], list[Run]](), there.cells()
+        for cell in cells:
             rows.setdefault((cell.method, key_of(cell.place)), []).append(run_of(there, study, cell))
         clients = findings(there).rows_of_clients if of_clients else []
-        return Measured(study, rows, len(trials(study)), read_lines(folder / NAME), clients)
+        evaluated = evaluated_rows(cell.data["workload"] for cell in cells)
+        return Measured(study, rows, len(trials(study)), read_lines(folder / NAME), clients, evaluated)
 
 
 def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
@@ -189,14 +192,9 @@ def versions(line: Line) -> str:
 def digests(line: Line) -> str | None:
     """Name and digest of each data file. The file of scikit-learn's digits is recorded since a later version."""
     files = line["environment"].get("data")
+    if files is None:
+        return None
     if not files:
-        return None if files is None or base_workload(line) == "digits" else "no files of data"
+        of_digits = base_workload(yaml.safe_load(line["config"])["workload"]) == "digits"
+        return None if of_digits else "no files of data"
     return ", ".join(f"`{name}` `{digest}`" for name, digest in files.items())
-
-
-def base_workload(line: Line) -> str:
-    """The name of the workload that reads or makes the data, without those around it."""
-    workload = yaml.safe_load(line["config"])["workload"]
-    while isinstance(workload, dict) and "of" in workload:
-        workload = workload["of"]
-    return workload["name"] if isinstance(workload, dict) else workload

@@ -108,7 +108,7 @@ def claims(known: Mapping[str, Paper], some: Mapping[str, Study]) -> str:
 def section(study: Study, gone: frozenset[str]) -> str:
     """A study with cells: its table and what a reader has to know of it. gone: see `Studies`."""
     listed, made = study.listed, study.measured
-    unit = in_words(made.study.report.metric).removeprefix("test ")
+    unit = in_words(made.study.report.metric, made.evaluated).removeprefix("test ")
     about = [f"Command: `{listed.command}`; [the report]({listed.folder}/report.md).", listed.what]
     about += [f"In part: {text}." for text in dict.fromkeys(line.get("in_part", "") for line in made.lines) if text]
     about.append(f"Settings were chosen {made.tuning}." if made.trials else "Nothing was tuned.")
@@ -219,9 +219,9 @@ def commits(some: Iterable[Study], gone: frozenset[str]) -> str:
     lost = sum(run.commit in gone for run in all_runs)
     known = len(all_runs) - unknown - changed - lost
     return (
-        f"Of {len(all_runs):,} cells, {known:,} have a commit of this repository from which they were computed. For "
-        f"{unknown} the commit is unknown, {changed} were computed from sources that had been changed, and {lost} from "
-        "a commit that is not here."
+        f"Cells that were computed from a commit of this repository: {known:,} of {len(all_runs):,}. "
+        f"Cells whose commit is unknown: {unknown}; that were computed from sources that had been changed: {changed}; "
+        f"from a commit that is not here: {lost}."
     )
 
 

@@ -20,6 +20,7 @@ from ..run_files import column_names, read_config, why_unfinished
 from ..study.folder import FINISHED
 from ..study.kept_results import restore
 from ..study.spec import Report
+from ..units import evaluated_rows
 from .beside import chosen_columns, shared_settings
 from .labels import labels_of, settings_of
 
@@ -93,6 +94,7 @@ def findings_of(folders: list[Path], report: Report, columns: Sequence[str]) -> 
     methods = list(dict.fromkeys(labels))
     tables = of_runs(dict(zip(folders, zip(labels, seeds, strict=True), strict=True)))
     more = {"columns": chosen, "shared": shared, "by_client": tuple(tables)}
+    more["rows"] = evaluated_rows(data.get("workload") for data in configurations)
     return Findings(title.removesuffix(": "), report, methods, [()], runs, **more)
 
 

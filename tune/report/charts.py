@@ -180,10 +180,11 @@ def curve(found: Findings, method: str, place: Place) -> Curve | None:
     return Curve(method, style(found, method), x, numbers(mean * found.factor), band, seeds)
 
 
-def single(points: Points, report: Report, title: str) -> Chart:
-    """The learning curve of one run."""
+def single(points: Points, report: Report, title: str, rows: str = "test") -> Chart:
+    """The learning curve of one run. rows: those on which the workload is evaluated, see `units.in_words`."""
     curve = Curve("", 0, {"round": points.rounds.tolist()}, numbers(points.values * factor(report.metric)))
-    return Chart("curves", title, Axis("round", whole=True), Axis(with_unit(report.metric), log=report.log), [curve])
+    axis = Axis(with_unit(report.metric, rows), log=report.log)
+    return Chart("curves", title, Axis("round", whole=True), axis, [curve])
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ class Findings:
     `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`;
     `chosen_by`: what decided, as the end of a sentence; `unfinished`: a sentence on what has not been run, or "";
     `columns`: further columns of the results, name -> method -> text; `shared`: settings of all runs; `by_client`: what
-    clients' own models reach, of the runs that have a table of it; `others`: the same runs by the further metrics."""
+    clients' own models reach, of the runs that have a table of it; `others`: the same runs by the further metrics;
+    `rows`: those on which the workload is evaluated, see `units.in_words`."""
 
     title: str
     report: Report
@@ -78,6 +79,7 @@ class Findings:
     shared: Mapping[str, str] = field(default_factory=dict)
     by_client: tuple[ByClient, ...] = ()
     others: tuple[Findings, ...] = ()
+    rows: str = "test"
 
     def at(self, method: str, place: Place) -> list[MeasuredRun]:
         """The runs of a method at a level, one for each seed."""
@@ -132,12 +134,12 @@ class Findings:
     @property
     def what(self) -> str:
         """The metric in words."""
-        return units.in_words(self.report.metric)
+        return units.in_words(self.report.metric, self.rows)
 
     @property
     def unit(self) -> str:
         """The metric in words with its unit, for an axis."""
-        return units.with_unit(self.report.metric)
+        return units.with_unit(self.report.metric, self.rows)
 
     @property
     def head(self) -> str:
@@ -192,6 +194,7 @@ def findings(folder: StudyFolder) -> Findings:
         tuned=study.tune.each,
         chosen_by=chosen_by(study),
         unfinished=unfinished(runs, tried),
+        rows=units.evaluated_rows(cell.data.get("workload") for cell in cells),
     )
     others = (replace(found, report=one, runs=by(lambda _, one=one: one)) for one in study.report.others)
     return replace(found, others=tuple(others))

@@ -81,7 +81,7 @@ def results(found: Findings) -> PageSection:
     note = f"{found.head}: mean ± standard deviation over seeds{each}. The best value of each column stands out."
     for column in dict.fromkeys(found.report.metrics.values()):
         named = [method for method, own in found.report.metrics.items() if own == column]
-        note += f" Of {', '.join(named)}, it is the {in_words(column)}."
+        note += f" Of {', '.join(named)}, it is the {in_words(column, found.rows)}."
     heads = ["method", *(name_of(place) or found.unit for place in found.places), *found.columns]
     return PageSection("Results", note, heads, rows)
 

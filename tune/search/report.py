@@ -13,7 +13,7 @@ from ...engine.storage.secrets import redacted
 from ..page.content import NO_STYLE, Axis, Chart, Curve, Marks, Page, PageSection, TableCell, numbers, row_of, thinned
 from ..page.html import render
 from ..ranges import Range, number
-from ..units import factor, setting, shown, with_unit, written
+from ..units import evaluated_rows, factor, setting, shown, with_unit, written
 from .importance import importances, may_have_importances
 from .plan import CHOSE_A_SEED, SearchPlan
 from .trial_store import Trial, TrialStore
@@ -56,6 +56,11 @@ def page_of(plan: SearchPlan, trials: list[Trial], best: list[Trial], reported: 
     present = [section for section in sections if section.has_content]
     unfinished = "" if best else "No trial has finished yet."
     return Page(f"Search: {plan.data.get('name') or 'search'}", facts(plan, trials), present, problem=unfinished)
+
+
+def unit_of(plan: SearchPlan, name: str) -> str:
+    """An objective in words with its unit, for an axis."""
+    return with_unit(name, evaluated_rows([plan.data.get("workload")]))
 
 
 def facts(plan: SearchPlan, trials: list[Trial]) -> list[str]:
@@ -144,7 +149,7 @@ def progress(plan: SearchPlan, trials: list[Trial]) -> Iterator[Chart]:
                 x, texts = [trial.number for trial in ended], [describe(plan, trial) for trial in ended]
                 y = numbers([low] * len(ended))
                 series.append(Marks(status, NO_STYLE, x, y, texts=texts, symbol=SYMBOLS[status]))
-        yield Chart("marks", name, Axis("trial", whole=True), Axis(with_unit(name)), series)
+        yield Chart("marks", name, Axis("trial", whole=True), Axis(unit_of(plan, name)), series)
 
 
 def best_so_far(
@@ -178,7 +183,7 @@ def pareto(plan: SearchPlan, trials: list[Trial], best: list[Trial]) -> Iterator
             Marks("trials", 0, *of_all, texts=texts),
             Marks("front", 1, *of_front, symbol="square-open"),
         ]
-        yield Chart("marks", "", Axis(with_unit(names[at])), Axis(with_unit(names[0])), series)
+        yield Chart("marks", "", Axis(unit_of(plan, names[at])), Axis(unit_of(plan, names[0])), series)
 
 
 IMPORTANCE = (
@@ -223,7 +228,7 @@ def slice_of(plan: SearchPlan, one: Range, at: int, name: str, done: list[Trial]
     title = one.key.removeprefix("method.")
     if len(plan.settings.objectives) > 1:
         title = f"{name} against {title}"
-    return Chart("marks", title, axis, Axis(with_unit(name)), series)
+    return Chart("marks", title, axis, Axis(unit_of(plan, name)), series)
 
 
 def axis_of(one: Range) -> tuple[Axis, Any]:
@@ -257,4 +262,4 @@ def curves(plan: SearchPlan, trials: list[Trial], reported: dict[int, dict[int, 
             values = numbers(value * factor(name) for _, value in points)
             series.append(Curve(label, style, {"round": [r for r, _ in points]}, values))
     if series:
-        yield Chart("curves", "", Axis("round", whole=True), Axis(with_unit(name)), series)
+        yield Chart("curves", "", Axis("round", whole=True), Axis(unit_of(plan, name)), series)

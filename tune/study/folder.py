@@ -53,9 +53,15 @@ class StudyFolder:
 
     @property
     def study(self) -> Study:
-        """The study that the folder holds; ConfigError if it holds none."""
+        """The study that the folder holds, with the directions of its metrics, which a file that was written by hand
+        may leave out; ConfigError if it holds none."""
         require_kind(self.path, "study")
-        return load(str(self.path / "study.yaml"))
+        study = load(str(self.path / "study.yaml"))
+        if study.report.best != "auto":
+            return study
+        from .check import with_direction  # which imports what builds a workload
+
+        return with_direction(study)
 
     def keep(self, study: Study) -> None:
         """Write study.yaml. Secrets stay in it, for the study is continued from it."""

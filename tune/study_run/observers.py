@@ -19,7 +19,7 @@ from ..tracking.model import kept_model
 from ..tracking.origin import origin
 from ..tracking.run_header import header_of
 from ..tracking.writer import End, RunHeader
-from ..units import shown
+from ..units import evaluated_rows, shown
 
 
 class StudyProgress(ProgressOfRuns[Cell]):
@@ -114,4 +114,5 @@ class StudyTracker(TrackerOfRuns[Cell]):
         points = self.study_folder.points(cell, report.metric)
         if points is None or self.study_folder.status(cell) != FINISHED:
             return {}
-        return {"curve.svg": svg.chart(single(points, report, cell.label), "curve")}
+        rows = evaluated_rows([cell.data.get("workload")])
+        return {"curve.svg": svg.chart(single(points, report, cell.label, rows), "curve")}
