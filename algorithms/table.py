@@ -48,6 +48,12 @@ METHODS = {
         # name, summary, paper, "state | down | up | gradients"
         ("fedavg", "local steps of any rule, then the mean", "McMahan et al. 2017", "0 | 1 | 1 | 1"),
         ("local_sgdm", "local momentum SGD; models and momenta are averaged", "Yu et al. 2019", "0 | 2 | 2 | 1"),
+        (
+            "local_adaalter",
+            "local Adagrad; models and sums of squared gradients are averaged",
+            "Xie et al. 2019",
+            "0 | 2 | 2 | 1",
+        ),
         ("fedprox", "local steps that are pulled back to the server's model", "Li et al. 2020", "0 | 1 | 1 | 1"),
         ("fednova", "unequal numbers of local steps weigh alike", "Wang et al. 2020", "0 | 1 | 1 | 1"),
     ),

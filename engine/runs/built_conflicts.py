@@ -274,8 +274,8 @@ ASYNCHRONOUS = rows(
         asynchronous(lambda b, pace: follows_broadcasts(b)),
     ),
     (
-        *("federation.pace.buffer", "method", "must be 2 or more with carry=average: a mean is taken over it"),
-        "raise it, or choose another carry",
+        *("federation.pace.buffer", "method", "must be 2 or more where states are averaged, as with carry=average"),
+        "raise it, or choose another carry or method",
         asynchronous(lambda b, pace: pace.buffer == 1 and b.method.averages_states),
     ),
     (

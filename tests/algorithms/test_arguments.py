@@ -79,7 +79,7 @@ VALUES: dict[str, Any] = {
     "delta": 0.01, "lam": 0.4, "inner_steps": 2, "lr_inner": 0.3, "lr_alpha": 0.05, "alpha_decay": 0.5,
     "compression": {"name": "factors", "ratio": 0.8, "nearest": True}, "clusters": 4, "spread": 0.1, "q": 2.0, "L": 4.0,
     "base": "scaffold", "split": (1, 2), "floor": 0.1, "eps1": 1e-3, "eps2": 100.0, "least": 4, "after": 2, "most": 2,
-    "tiles": 2,
+    "tiles": 2, "b0": 0.6,
 }  # fmt: skip
 """A value other than the default for each argument that is not a choice. It lies in the range of every method."""
 

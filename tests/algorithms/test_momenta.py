@@ -11,6 +11,7 @@ from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedavg_m import fedavg_m
 from fedfleet.algorithms.fedavg_vr import fedavg_vr
 from fedfleet.algorithms.fedprox import fedprox
+from fedfleet.algorithms.local_adaalter import local_adaalter
 from fedfleet.algorithms.local_sgdm import local_sgdm
 from fedfleet.algorithms.parts.rules import Adam, Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
@@ -67,6 +68,13 @@ def test_local_sgdm(problem, nesterov, server_lr):
     fast = run(local_sgdm(0.05, 0.8, nesterov, server_lr), problem, COHORTS, STEPS)
     expected = slow(reference.local_sgdm, problem, 0.05, 0.8, nesterov, server_lr)
     agree(fast, expected, {"u": lambda public: public.carried}, None)
+
+
+@pytest.mark.parametrize(("eps", "b0"), [(1.0, 0.0), (0.3, 0.8)])
+def test_local_adaalter(problem, eps, b0):
+    fast = run(local_adaalter(0.2, eps, b0), problem, COHORTS, STEPS)
+    expected = slow(reference.local_adaalter, problem, 0.2, eps, b0)
+    agree(fast, expected, {"squares": lambda public: public.squares}, None)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +287,18 @@ def test_scaffold_m_by_hand():
     assert [float(client.flat) for client in result.clients[0]] == [7 / 8, -3 / 2]
 
 
+def test_local_adaalter_by_hand():
+    """Two clients, two local steps, lr = 1, eps^2 = 4, b0 = 0, one round from x = 1.
+
+    client 1: F = x^2/2, g = 1, y = 1 - 1/sqrt(4) = 1/2; g = 1/2, y = 1/2 - (1/2)/sqrt(8)     A2 = 1 + 1/4 = 5/4
+    client 2: F = (x - 2)^2, g = -2, y = 1 + 2/sqrt(4) = 2; g = 0, y = 2                      A2 = 4
+    x = 5/4 - 1/(8 sqrt(2)), B2 = 21/8
+    """
+    public = run(local_adaalter(1.0, 2.0), HAND, *everyone(2, 1, 2)).servers[0].public
+    assert float(public.x.flat) == pytest.approx(5 / 4 - 1 / (8 * 2**0.5), rel=1e-15)
+    assert float(public.squares.flat) == 21 / 8
+
+
 def test_variance_reduction_changes_the_path():
     for pair in ((fedavg_m, fedavg_vr), (scaffold_m, scaffold_vr)):
         one, other = paths(*(method(Sgd(0.1), 0.3) for method in pair))
@@ -287,6 +307,8 @@ def test_variance_reduction_changes_the_path():
 
 BAD = [
     (fedprox, {"mu": -0.5}, "mu >= 0 must hold, got mu=-0.5"),
+    (local_adaalter, {"eps": 0.0}, "eps > 0 must hold, got eps=0.0"),
+    (local_adaalter, {"b0": -1.0}, "b0 >= 0 must hold, got b0=-1.0"),
     (local_sgdm, {"mu": 1.0}, "mu < 1 must hold, got mu=1.0"),
     *[(method, {"beta": 0.0}, "0 < beta <= 1 must hold, got beta=0.0") for method in SHARED_MOMENTUM.values()],
     (fedavg_m, {"gamma": -1.0}, "gamma > 0 must hold, got gamma=-1.0"),

@@ -425,6 +425,7 @@ BUFFERED = {"name": "buffered", "buffer": 3}
             },
             ["buffer", "carry=average"],
         ),
+        ({"method": "local_adaalter", "pace": {"name": "buffered", "buffer": 1}}, ["buffer", "states are averaged"]),
         ({"method": {"name": "fedmud", "layers": "all", "nearest": True}}, ["no asynchronous form"]),
         (
             {"pace": {"name": "buffered", "buffer": 1, "divide": "weights"}},

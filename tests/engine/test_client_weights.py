@@ -36,6 +36,7 @@ from fedfleet.workloads.models.small import Logistic, Mlp
 from fedfleet.workloads.workload import Columns, Model, Partition
 from tests.engine.test_compressed import Pictures
 from tests.methods import ON_ANY_MODEL as METHODS
+from tests.reference.variance_reduced import local_adaalter
 
 torch.set_num_threads(1)
 
@@ -180,6 +181,26 @@ def test_one_local_step_is_heavy_ball_on_the_weighted_objective(nesterov: bool):
         point = [p - rates[0] * a for p, a in zip(point, way, strict=True)]
     for name, value in zip(("out.weight", "out.bias"), point, strict=True):
         np.testing.assert_allclose(found[name], value, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_local_adaalter_of_unequal_clients():
+    """Two rounds of three steps of clients with 2, 3 and 7 rows, in blocks of two with padded batches: the slow
+    reference on gradients by numpy, both of whose means have the weights 2, 3 and 7."""
+    method = {"name": "local_adaalter", "lr": 0.4, "eps": 0.5, "b0": 0.3}
+    plan = {"plan": {"local": {"steps": 3, "batch": 64}}}
+    found = run(whole_batches(method, linear(SIZES), 3, "examples", **plan)).model
+    start, rows = {name: value.numpy() for name, value in linear(SIZES).init(0).items()}, rows_of(SIZES)
+
+    def gradient(i: int, x: Any, r: int, k: int) -> dict[str, np.ndarray]:
+        w, b = softmax_gradient(x["out.weight"], x["out.bias"], *rows[i])
+        return {"out.weight": w, "out.bias": b}
+
+    steps = {(r, i): 3 for r in range(2) for i in range(3)}
+    slow = local_adaalter(gradient, start, 3, [[0, 1, 2]] * 2, steps, 0.4, 0.5, 0.3, SIZES)
+    plain = local_adaalter(gradient, start, 3, [[0, 1, 2]] * 2, steps, 0.4, 0.5, 0.3)
+    for name, value in slow.x[-1].items():
+        np.testing.assert_allclose(found[name], value, rtol=TOLERANCE, atol=TOLERANCE)
+    assert np.abs(slow.x[-1]["out.weight"] - plain.x[-1]["out.weight"]).max() > 1e-3
 
 
 def test_fedexp_of_clients_with_2_and_38_rows():

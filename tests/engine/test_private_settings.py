@@ -86,6 +86,7 @@ def test_settings_that_do_not_fit(privacy, federation, message):
             {"method": {"name": "fafed", "start": "zeros"}},
             "fafed has no private form: noise makes the averaged",
         ),
+        ({"method": "local_adaalter"}, "local_adaalter has no private form: noise makes the averaged"),
         (
             {"method": {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "average"}},
             "fedavg sends a number of steps (carried)",

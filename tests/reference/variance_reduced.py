@@ -5,6 +5,7 @@ r, k)` is client i's gradient at x on the batch of round r and local step k, and
 asked twice; `cohorts[r]` the clients of round r; `steps[r, i]` their numbers of local steps.
 
     local_sgdm                            Yu, Jin, Yang 2019, arXiv:1905.03817
+    local_adaalter                        Xie, Koyejo, Gupta, Lin 2019, arXiv:1911.09030
     fedprox                               Li et al. 2020, arXiv:1812.06127
     fedavg_m, fedavg_vr, scaffold_m, _vr  Cheng et al. 2024, arXiv:2306.16504
     padamfed, padamfed_vr                 Yan et al. 2025
@@ -45,6 +46,28 @@ def local_sgdm(gradient, x0, clients, cohorts, steps, lr, mu, nesterov=False, se
         u = mean(momenta)
         path.x.append(x)
         path.shared.append({"u": u})
+    return path
+
+
+def local_adaalter(gradient, x0, clients, cohorts, steps, lr, eps=1.0, b0=0.0, weights=None):
+    """x_i = x, A2_i = B2; in local step t' = 1, 2, ...: x_i -= lr g / sqrt(B2 + t' eps^2), A2_i += g^2, entry by entry;
+    then x and B2 are the means of the x_i and of the A2_i. weights: of the clients in both means, None for equal ones;
+    B2 is b0^2 at first."""
+    weights = np.ones(clients) if weights is None else np.asarray(weights, dtype=np.float64)
+    x, B2, path = copy(x0), {name: np.full(np.shape(value), b0**2) for name, value in x0.items()}, Path([], [], [])
+    for r, cohort in enumerate(cohorts):
+        total, models, sums = sum(weights[i] for i in cohort), zeros(x0), zeros(x0)
+        for i in cohort:
+            x_i, A2 = copy(x), copy(B2)
+            for t in range(1, steps[r, i] + 1):
+                g = gradient(i, x_i, r, t - 1)
+                for name in x_i:
+                    x_i[name] = x_i[name] - lr * g[name] / np.sqrt(B2[name] + t * eps**2)
+                    A2[name] = A2[name] + g[name] * g[name]
+            models, sums = add(models, x_i, weights[i] / total), add(sums, A2, weights[i] / total)
+        x, B2 = models, sums
+        path.x.append(x)
+        path.shared.append({"squares": B2})
     return path
 
 
