@@ -842,6 +842,33 @@ def test_a_process_that_ends_right_after_it_began_a_run_leaves_no_second_one(
     assert (run.info.status, run.data.params, run.data.metrics["train/loss"]) == ("FINISHED", {"a": "1"}, 0.5)
 
 
+def test_a_process_that_ends_right_before_it_ends_a_nested_run_leaves_none_running(here: Path):
+    """The store has the tag `status` of a trial that has ended, and still calls the trial running. Trials that have
+    ended are written once."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{here / 'mlflow.db'}"
+
+    def written() -> None:
+        writer = MlflowWriter(uri, "fedfleet", here, "search", child_tag="fedfleet.trial")
+        writer.begin(TOP, lambda: RunHeader("mine", {"kind": "search"}, {}))
+        for key in ("0", "1"):
+            writer.begin(key, lambda key=key: RunHeader(f"trial {key}", {}, {}))
+            writer.end(End(key, "finished", once=True))
+        writer.end(End(TOP, "finished"))
+        writer.close()
+
+    written()
+    client = MlflowClient(uri)
+    (place,) = (each.experiment_id for each in client.search_experiments() if each.name == "fedfleet")
+    runs = {run.info.run_name: run for run in client.search_runs([place])}
+    killed, ended = runs["trial 0"], runs["trial 1"]
+    client.update_run(killed.info.run_id, status="RUNNING")
+    written()
+    assert {run.info.status for run in client.search_runs([place])} == {"FINISHED"}
+    assert client.get_run(ended.info.run_id).info.end_time == ended.info.end_time, "it was written again"
+
+
 def test_another_machine_without_the_database_begins_one(here: Path):
     """The folder of the run names a database that does not exist, so a new MLflow run begins."""
     (here / "mlflow.json").write_text(json.dumps({"uri": f"sqlite:///{here / 'no' / 'such.db'}", "run_id": "x"}))

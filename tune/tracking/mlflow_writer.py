@@ -268,9 +268,12 @@ class MlflowWriter(Writer):
                 self._log(run_id, [metric for metric in metrics if metric.key == name])
 
     def is_written(self, end: End) -> bool:
-        """The name of a run and its tags in `labels` are brought up to date."""
+        """The name of a run and its tags in `labels` are brought up to date. A run that has its tag `status` and that
+        MLflow still calls running is written again: its process was killed between the two."""
         before = self.earlier.get(end.key)
-        if not end.once or before is None or before.data.tags.get("status") != end.status:
+        if not end.once or before is None:
+            return False
+        if (before.data.tags.get("status"), before.info.status) != (end.status, mlflow_status(end)):
             return False
         if self._retag(before, self._allowed(end.labels)):  # else a name may be one that a reader gave it in MLflow
             self._rename(before, end.name)
@@ -288,7 +291,7 @@ class MlflowWriter(Writer):
             if end.key == TOP:
                 self.stop()
             self.client.set_tag(run_id, "status", end.status)  # the tag comes late: it says that the run is complete
-            self.client.set_terminated(run_id, STATUS.get(end.status, "FAILED"))
+            self.client.set_terminated(run_id, mlflow_status(end))
             self.active.discard(end.key)
             for key in self.active if end.key == TOP else ():
                 self.client.set_terminated(self.runs[key], "KILLED")
@@ -339,6 +342,11 @@ class MlflowWriter(Writer):
             self.client.finalize_logged_model(logged.model_id, "READY")
             last = max((step for _, step in self.known.get(key, ())), default=0)
             self.client.log_outputs(run_id, [self.mlflow.entities.LoggedModelOutput(logged.model_id, last)])
+
+
+def mlflow_status(end: End) -> str:
+    """MLflow's own status of a run that has ended."""
+    return STATUS.get(end.status, "FAILED")
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, str]:
