@@ -23,7 +23,7 @@ from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.kept_results import read_lines, restore
 from fedfleet.tune.study.spec import Study, load, shipped
 from fedfleet.tune.units import base_workload
-from tools.reproductions.claims import NO_RECORD, NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
+from tools.reproductions.claims import NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
 from tools.reproductions.claims import Study as WithCells
 from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, studies
 from tools.reproductions.measured import CHANGED, SUMMARIES, Measured, Run, measured, provenance
@@ -113,12 +113,11 @@ EARLIER = {
     *("fedmud-fmnist-dirichlet", "fedmud-fmnist-variants", "minimax-sst2"),
 }
 """The folders of an earlier version, which recorded neither commit nor data. No other one may join them."""
-WITHOUT_CELLS = {"fedmud-fmnist", "fedmud-long"}
 
 
 def test_every_folder_has_cells():
     reports = {path.parent.name for path in RESULTS.glob("*/report.md")}
-    assert reports - {file.parent.name for file in FILES} <= WITHOUT_CELLS
+    assert reports == {file.parent.name for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.parent.name for file in FILES])
@@ -179,7 +178,6 @@ def test_the_page_says_what_is_not_known_of_a_commit():
 def test_the_best_evaluation_is_the_highest_accuracy(folder):
     """Also where the study was written by hand and does not say whether its metric is to be large or small."""
     found = measured(RESULTS / folder)
-    assert found is not None
     values = [run.values for runs in found.rows.values() for run in runs if run.values]
     assert len(values) >= 15
     assert all(value["best"] >= max(value["last"], value["last 5"]) for value in values)
@@ -345,14 +343,12 @@ def test_tuning_that_varies_and_methods_that_are_sooner():
     assert verdict_of(some, varied={"method": "a", "setting": "radius"}) == REPRODUCED
 
 
-def test_claims_that_cells_cannot_decide():
-    claim = Claim(says="")
-    assert verdict(claim, {}).verdict == NOT_TRIED
-    assert verdict_of({}, order={"methods": ["a", "b"], "margin": 0.5}) == NO_RECORD
-    assert verdict_of(with_cells({"a": [80.0]})) == NO_RECORD
-    two = {"says": "", "points": {"within": 1}, "interval": {"methods": ["a", "b"]}}
-    with pytest.raises(ConfigError, match="one criterion, got 2"):
-        validated(Claim, two)
+def test_claims_that_were_not_tried():
+    assert verdict(Claim(says=""), {}).verdict == NOT_TRIED
+    points = {"points": {"within": 1}}
+    for wrong in ({"folder": "s"}, points, {"folder": "s", **points, "interval": {"methods": ["a", "b"]}}):
+        with pytest.raises(ConfigError, match="a folder and one criterion, or neither"):
+            validated(Claim, {"says": "", **wrong})
 
 
 def test_coverage_counts_the_papers_rounds_alone():

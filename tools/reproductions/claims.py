@@ -30,10 +30,8 @@ from .inputs import (
 from .measured import SUMMARIES, Measured
 
 REPRODUCED, NOT_REPRODUCED, TIE = "reproduced", "not reproduced", "not reproduced (tie)"
-NO_RECORD, NOT_TRIED = "without cells", "not tried"
-
-
-VERDICTS = (REPRODUCED, NOT_REPRODUCED, TIE, NO_RECORD, NOT_TRIED)
+NOT_TRIED = "not tried"
+VERDICTS = (REPRODUCED, NOT_REPRODUCED, TIE, NOT_TRIED)
 
 
 class Verdict(NamedTuple):
@@ -45,7 +43,7 @@ class Verdict(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study with its cells, and the paper with which it is compared."""
+    """A study with what its cells say, and the paper with which it is compared."""
 
     listed: Listed
     measured: Measured
@@ -53,11 +51,9 @@ class Study(NamedTuple):
 
 
 def verdict(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
-    """The verdict on a claim. studies: folder -> study, those with cells."""
+    """The verdict on a claim. studies: folder -> study."""
     if claim.folder is None:
         return Verdict(NOT_TRIED)
-    if not claim.criteria or claim.folder not in studies:
-        return Verdict(NO_RECORD)
     some = [studies[folder] for folder in (claim.folder, claim.also) if folder]
     criterion = claim.criteria[0]
     if isinstance(criterion, Order):

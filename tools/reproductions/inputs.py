@@ -151,13 +151,13 @@ class Claim(Section):
 
     @model_validator(mode="after")
     def _one_criterion(self) -> Claim:
-        if len(self.criteria) > 1:
-            raise ValueError(f"the claim {self.says!r} must have one criterion, got {len(self.criteria)}")
+        if len(self.criteria) != (self.folder is not None):
+            raise ValueError(f"the claim {self.says!r} must have a folder and one criterion, or neither")
         return self
 
     @property
     def criteria(self) -> list[Section]:
-        """Its criterion in a list; [] for a claim that no cells can decide."""
+        """Its criterion in a list; [] for a claim that was not tried."""
         found = (self.order, self.near, self.interval, self.least, self.chosen, self.varied, self.sooner, self.points)
         found += (self.rate, self.near_best)
         return [criterion for criterion in found if criterion is not None]
@@ -211,10 +211,6 @@ class Listed(Section):
     """What a reader has to know of the table, in sentences without results."""
     page: str = ""
     """A page that was written by hand."""
-    noted: str = ""
-    """What was noted at the time of a run without cells, such as how long it took."""
-    again: str = ""
-    """What it would cost to run a study without cells again, and by which arithmetic."""
 
 
 class NotRun(Section):

@@ -110,11 +110,8 @@ class Measured:
         return chosen_by(self.study)
 
 
-def measured(folder: Path, of_clients: bool = False) -> Measured | None:
-    """What the cells in a folder of results say; None if it has none. of_clients: also what clients get, which takes
-    some seconds."""
-    if not (folder / NAME).is_file():
-        return None
+def measured(folder: Path, of_clients: bool = False) -> Measured:
+    """What the cells in a folder of results say. of_clients: also what clients get, which takes some seconds."""
     with TemporaryDirectory() as place:
         shutil.copy(folder / NAME, place)
         restore(Path(place))

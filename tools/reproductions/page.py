@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fedfleet.tune.units import in_words, is_share
 
-from .claims import NO_RECORD, NOT_TRIED, VERDICTS, Study, compared, signed, verdict
-from .inputs import RESULTS, Listed, NotRun, Paper, Studies, papers, studies
+from .claims import NOT_TRIED, VERDICTS, Study, compared, signed, verdict
+from .inputs import RESULTS, NotRun, Paper, Studies, papers, studies
 from .measured import CHANGED, NOT_RECORDED, SUMMARIES, Run, measured, provenance
 
 PAGE = RESULTS / "README.md"
@@ -32,36 +32,33 @@ CLAIMS = """\
 A claim is reproduced if its criterion holds for the cells. An order counts if the methods are apart by the margin in
 all three summaries; if they are not, and the opposite does not hold either, it is a tie. Of several pairs of methods
 the one that holds least is shown. On 10,000 test images an accuracy near 90 % has a standard error of 0.3 points,
-whence the margin of 0.5. The criteria were written when the first results were known. "Without cells" means that the
-claim was tried in a study whose cells were not kept, so that no verdict can be computed; its page says what was
-seen."""
+whence the margin of 0.5. The criteria were written when the first results were known."""
 
 CELLS = """\
-Folders have a `study.yaml`, from which `fedfleet study` runs the study again, and a report. Those with `cells.jsonl`
-can be continued or reported again on any machine. What earlier versions did not record is "not recorded"."""
+Folders have a `study.yaml`, from which `fedfleet study` runs the study again, a report, and `cells.jsonl`, from which
+the study can be continued or reported again on any machine. What earlier versions did not record is "not recorded"."""
 
 
 def page() -> str:
     listed, known = studies(), papers()
-    with_cells = found(listed, known)
+    tried = found(listed, known)
     gone = frozenset(listed.gone)
     parts = [
         "# Reproductions",
         MADE,
-        f"{coverage(with_cells.values(), known)}\n\n{READING}",
-        f"## Claims\n\n{CLAIMS}\n\n{claims(known, with_cells)}",
-        *(section(study, gone) for study in with_cells.values()),
-        f"## Studies without cells\n\n{without_cells(listed, with_cells)}",
+        f"{coverage(tried.values(), known)}\n\n{READING}",
+        f"## Claims\n\n{CLAIMS}\n\n{claims(known, tried)}",
+        *(section(study, gone) for study in tried.values()),
         f"## Not run\n\n{not_run(listed.not_run, known)}",
-        f"## Where the numbers come from\n\n{CELLS}\n\n{commits(with_cells.values(), gone)}\n\n{sources(with_cells)}",
+        f"## Where the numbers come from\n\n{CELLS}\n\n{commits(tried.values(), gone)}\n\n{sources(tried)}",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def found(listed: Studies, known: Mapping[str, Paper]) -> dict[str, Study]:
-    """Folder -> study, of those with cells."""
+    """Folder -> study."""
     pairs = ((one, measured(RESULTS / one.folder)) for one in listed.studies)
-    return {one.folder: Study(one, made, known.get(one.paper or "")) for one, made in pairs if made is not None}
+    return {one.folder: Study(one, made, known.get(one.paper or "")) for one, made in pairs}
 
 
 def coverage(some: Iterable[Study], known: Mapping[str, Paper]) -> str:
@@ -96,7 +93,7 @@ def claims(known: Mapping[str, Paper], some: Mapping[str, Study]) -> str:
         for claim in paper.claims:
             decided = verdict(claim, some)
             verdicts.append(decided.verdict)
-            told = f"**{decided.verdict}**" if decided.verdict not in (NO_RECORD, NOT_TRIED) else decided.verdict
+            told = f"**{decided.verdict}**" if decided.verdict != NOT_TRIED else decided.verdict
             folder = f"[`{claim.folder}`]({claim.folder}/report.md)" if claim.folder else ""
             rows.append((claim.says, told, decided.evidence, decided.criterion, folder, claim.remark))
         heads = ("claim", "verdict", "the cells say", "criterion", "study", "remark")
@@ -106,12 +103,12 @@ def claims(known: Mapping[str, Paper], some: Mapping[str, Study]) -> str:
 
 
 def section(study: Study, gone: frozenset[str]) -> str:
-    """A study with cells: its table and what a reader has to know of it. gone: see `Studies`."""
+    """A study: its table and what a reader has to know of it. gone: see `Studies`."""
     listed, made = study.listed, study.measured
     unit = in_words(made.study.report.metric, made.evaluated).removeprefix("test ")
     about = [f"Command: `{listed.command}`; [the report]({listed.folder}/report.md).", listed.what]
     about += [f"In part: {text}." for text in dict.fromkeys(line.get("in_part", "") for line in made.lines) if text]
-    about.append(f"Settings were chosen {made.tuning}." if made.trials else "Nothing was tuned.")
+    about.append(f"Settings were chosen {made.tuning}." if made.trials else "This study tuned nothing.")
     if published := bool(compared(study)):
         about.append(f"The difference is that of the {made.reported} from the published number.")
     rows = [
@@ -183,24 +180,6 @@ def t_interval(values: list[float], form: str = ".2f") -> str:
     error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
     half = float(stats.t.ppf(0.975, len(values) - 1)) * error
     return f"{mean - half:{form}} … {mean + half:{form}}"
-
-
-def without_cells(listed: Studies, some: Mapping[str, Study]) -> str:
-    rows = [
-        (one.title, f"[`{one.folder}`]({one.folder}/report.md)", pages(one), f"`{one.command}`", one.noted, one.again)
-        for one in listed.studies
-        if one.folder not in some
-    ]
-    intro = (
-        "The cells of these studies were not kept. Their numbers are in reports of the time and on the pages that are "
-        "named; commit, processor, versions and data are not recorded. They were not run again for want of time."
-    )
-    heads = ("study", "report", "page", "command", "noted at the time", "cost of running it again")
-    return f"{intro}\n\n{table(heads, rows)}"
-
-
-def pages(one: Listed) -> str:
-    return f"[{one.page.removesuffix('.md')}]({one.page})" if one.page else ""
 
 
 def not_run(some: Iterable[NotRun], known: Mapping[str, Paper]) -> str:

@@ -37,10 +37,9 @@ def topic_page(place: Path) -> str:
 
 
 def found_of(folders: tuple[str, ...]) -> Mapping[str, Study]:
-    """Folder -> study, of those with cells."""
+    """Folder -> study."""
     listed = {one.folder: one for one in studies().studies}
-    pairs = ((listed[folder], measured(RESULTS / folder, of_clients=True)) for folder in folders)
-    return {one.folder: Study(one, made, None) for one, made in pairs if made is not None}
+    return {folder: Study(listed[folder], measured(RESULTS / folder, of_clients=True), None) for folder in folders}
 
 
 def section(study: Study) -> str:
