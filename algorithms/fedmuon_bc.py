@@ -17,6 +17,10 @@ start = "gradient" is the theory's choice: m_i is the gradient of F_i at x0 and 
 The federation's client weights are those of the mean displacement alone; c is the plain mean of all c_i in any case,
 since the correction rests on that. alpha = 0.1 is ours, the paper's experiments do not state it.
 
+kappa = true records kappa and p of theorem 3 (`parts.inexact` has them) of each round, as means over its clients, whose
+numbers the engine adds up. The theorem's are the least kappa and the largest p over all clients and rounds, which are
+known where one client takes part in a round; with more clients the means bound them from one side.
+
 Departures:
 - A client keeps one tree, since m_i and c_i agree between its rounds, where the paper keeps two.
 - over = "cohort", scales other than moonlight, other coefficients and aux are options that the paper does not have.
@@ -32,7 +36,9 @@ from torch import Tensor
 from .contract import Oracle, Round
 from .local import LocalMethod, Rule
 from .local_muon import OwnMomentum
-from .parts.muon import Ball, lmo
+from .parts.checks import refuse
+from .parts.inexact import Inexact
+from .parts.muon import Ball, Spectral, lmo
 from .parts.renamed import renamed
 from .parts.servers import Mean, Over
 from .parts.warm_start import Start
@@ -72,10 +78,16 @@ def fedmuon_bc(
     scale: str | None = None,
     over: Over = "all",
     aux: tuple[str, ...] = (),
+    kappa: bool = False,
 ) -> LocalMethod:
     """matrix_lr: step size of matrices; vector_lr: step size of everything else, 0.1 unless given, or a rule for it;
     alpha: weight of the new gradient; norm, ball, aux: see `lmo`; scale: factor of a matrix's step by its shape, see
     `lmo`, moonlight unless given; start: m_i = 0 (zeros), or one pass over all clients for m_i = gradient at x0
-    (gradient); over: see `fedavg`."""
+    (gradient); over: see `fedavg`; kappa: the record has kappa and the order p of theorem 3, for which each step takes
+    a singular value decomposition."""
     rule = lmo(norm, matrix_lr, vector_lr, ball, scale, aux)
+    if isinstance(rule, Spectral):
+        rule = Inexact(rule) if kappa else rule
+    else:
+        refuse({"kappa": kappa or None}, f"norm={norm} takes no step by matrices", "leave it out, or choose spectral")
     return LocalMethod(rule, CorrectedMomentum(alpha, start), Mean(1.0, over))

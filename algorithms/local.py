@@ -112,6 +112,11 @@ class Rule(ABC):
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         """(next y, next state) from the direction v."""
 
+    def facts(self, state: Any) -> dict[str, Tensor]:
+        """0-d numbers by name that the state after the last local step says of the client's round. Their means over the
+        cohort are the columns `client/NAME` of the record."""
+        return {}
+
 
 def keeps_state(rule: Rule) -> bool:
     """Whether a rule keeps anything from step to step, tried on a model of one matrix and one vector."""
@@ -274,7 +279,8 @@ class LocalMethod(WarmStarted):
         averaged = Averaged(local.rule if self.carry == "average" else ())
         kept = ClientState(own, local.rule if self.carry == "keep" else ())
         compared = norm2 if self.server.uses_norm2 else ()
-        return Message(delta, Sent(sent), {"norm2": norm2}, averaged, compared), kept
+        facts = {**self.rule.facts(local.rule), "norm2": norm2}
+        return Message(delta, Sent(sent), facts, averaged, compared), kept
 
     def sent_now(self, public: Public) -> Tensor | None:
         """(P,) bool: the numbers of the displacement that are sent in this round; None for all. The others are 0."""

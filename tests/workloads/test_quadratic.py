@@ -67,12 +67,33 @@ def test_a_matrix_is_its_columns():
             {"x": x.detach()}, columns(workload.split(0, CLIENTS).test)
         )
         assert float(found["gradient_schatten_norm"]) == pytest.approx(np.linalg.norm(gradient, name), rel=1e-12)
+    squares = np.linalg.eigvalsh(gradient.T @ gradient)  # of the singular values
+    for order in (1.3, 1.5, 3.0):
+        found = Quadratic(4, columns=3, schatten=order).report(
+            {"x": x.detach()}, columns(workload.split(0, CLIENTS).test)
+        )
+        assert float(found["gradient_schatten_norm"]) == pytest.approx(
+            (squares ** (order / 2)).sum() ** (1 / order), rel=1e-9
+        )
     for bad, told in (({"columns": 3, "schatten": 0.5}, "schatten >= 1"), ({"schatten": 2.0}, "set columns")):
         with pytest.raises(ValueError, match=told):
             Quadratic(4, **bad)
     best = torch.from_numpy(workload.optimum(0, CLIENTS)).requires_grad_()
     assert torch.autograd.grad(objective(workload, best), best)[0].abs().max() < 1e-12
     assert report["distance"] == pytest.approx(float((x - best).norm().detach()), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("order", "norm"),
+    [(1.0, 7.0), (1.5, (3 * 3**0.5 + 8) ** (2 / 3)), (2.0, 5.0), (3.0, 91 ** (1 / 3)), (math.inf, 4.0)],
+)
+def test_schattens_norms_by_hand(order, norm):
+    """Singular values 3 and 4: 3 + 4, (3^1.5 + 4^1.5)^(2/3), (9 + 16)^(1/2), (27 + 64)^(1/3), 4."""
+    x = torch.tensor([[0.0, -4.0], [3.0, 0.0]], dtype=torch.float64)
+    batch = columns({"hessian": np.eye(2)[None], "optimum": np.zeros((1, 2, 2)), "floor": np.zeros(1)})
+    report = Quadratic(2, columns=2, schatten=order).report({"x": x}, batch)
+    assert float(report["gradient_schatten_norm"]) == pytest.approx(norm, rel=1e-15)
+    assert float(report["gradient_trace_norm"]) == pytest.approx(7.0, rel=1e-15)
 
 
 def test_every_entry_of_a_matrix_has_noise_of_its_own():
