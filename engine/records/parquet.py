@@ -41,10 +41,11 @@ client/looks                        the rows, times models, of which clients fou
                                     steps, for methods that need them; in an asynchronous run of the visits that have
                                     ended since the update before
 client/norm2                        the mean of |y_K - x|^2; with a compression, of the decoded messages
-client/kappa, schatten_order        with kappa of fedmuon_bc: the means over the cohort of kappa, the least over the
+client/kappa, schatten_order        with a method's kappa: true: the means over the cohort of kappa, the least over the
                                     matrices and local steps of a client, and of the order p that follows from it;
                                     where one client takes part, the least kappa and the largest p over the rounds are
-                                    those of theorem 3; p for classic Newton-Schulz iterations and exact steps alone
+                                    those of theorem 3 of Takezawa et al. 2025; p for classic Newton-Schulz iterations
+                                    and exact steps alone
 client/clipped, nonfinite, snr      in a private run: the share of messages that the bound shortened; the number that
                                     were not finite and became zeros; the norm of the mean without noise over that of
                                     its noise; no epsilon covers these
