@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from fedfleet.tune.report.findings import findings
 from fedfleet.tune.report.markdown import text_of
 from fedfleet.tune.report.served import Row, Served
 from fedfleet.tune.report.tables import tables as report_tables
-from fedfleet.tune.study.folder import StudyFolder
+from fedfleet.tune.study.folder import Points, StudyFolder
 from fedfleet.tune.study.kept_results import read_lines, restore
 from fedfleet.tune.study.spec import Study, load, shipped
 from fedfleet.tune.units import base_workload
@@ -29,6 +31,7 @@ from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, st
 from tools.reproductions.measured import CHANGED, SUMMARIES, Measured, Run, measured, provenance
 from tools.reproductions.page import PAGE, coverage, page, section, t_interval
 from tools.reproductions.page import commits as sentence_on_commits
+from tools.reproductions.tables import TABLE, Shown, hand_written_pages, made_tables, shown, with_tables
 from tools.reproductions.topics import PAGES, topic_page
 
 FILES = sorted(RESULTS.glob("*/cells.jsonl"))
@@ -402,55 +405,83 @@ def test_provenance_says_which_data_have_no_files():
         assert dict(provenance([line]))["data (SHA-256)"] == said
 
 
-# --- tables that were written by hand ---------------------------------------------------------------------------------
-def tables(page: str) -> list[list[str]]:
-    """The cells of all rows of tables on a page of docs/results."""
-    lines = (RESULTS / page).read_text("utf-8").splitlines()
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("| ")]
+# --- pages whose sentences are written by hand ------------------------------------------------------------------------
+@pytest.mark.parametrize("place", hand_written_pages(), ids=lambda place: place.stem)
+def test_the_tables_of_a_page_are_what_the_cells_say(place: Path):
+    text = place.read_text("utf-8")
+    assert text == with_tables(place), "run: python -m tools.reproductions"
+    assert [match[1] for match in TABLE.finditer(text)] == [*made_tables()[place.name]]
 
 
-def ended(folder: str, metric: str) -> dict[str, str]:
-    """Name of a run of the last seed -> its last value in per cent, or the round in which it diverged."""
+BY_HAND = {
+    "robustness.md": ["lowest of five attacks"],  # published figures
+    "fedmud.md": ["Dirichlet 0.3", "Dirichlet 0.3"],  # of studies without cells
+}
+"""Page -> the second heads of its tables that are not made from cells. No other one may join them."""
+
+
+def test_every_other_table_is_made_from_cells():
+    generated = {PAGE, *PAGES}
     found = {}
-    for line in (line for line in read_lines(RESULTS / folder / "cells.jsonl") if "key" in line):
-        value = [one for one in line["rows"].get(metric, []) if one is not None][-1:]
-        diverged = re.search(r"diverged in (round \d+)", line["failure"].get("reason", ""))
-        found[yaml.safe_load(line["config"])["name"]] = diverged[1] if diverged else f"{100 * value[0]:.4f}"
-    return found
+    for place in sorted(set(RESULTS.glob("*.md")) - generated):
+        lines = TABLE.sub("", place.read_text("utf-8")).splitlines()
+        heads = [above for above, line in pairwise(lines) if re.fullmatch(r"\|( --- \|)+", line)]
+        if heads:
+            found[place.name] = [head.split(" | ")[1].strip(" |") for head in heads]
+    assert found == BY_HAND
 
 
-def same(told: str, cell: str) -> bool:
-    """Whether a page and a cell say the same round, or the same number after a rounding to one digit."""
-    return told == cell if "round" in told + cell else abs(float(told) - float(cell)) <= 0.05 + 1e-6
+def one_study(runs: list[Run], metric: str = "eval/loss", best: str = "min") -> Measured:
+    """A study with the method "a" at its only level."""
+    study = Study.model_validate(
+        {"name": "s", "experiment": {}, "methods": {"a": "fedavg"}, "report": {"metric": metric, "best": best}}
+    )
+    return Measured(study, {("a", "all"): runs}, 0, [], tried={("a", "all"): runs})
 
 
-def test_the_tables_on_scaffold_are_what_the_cells_say():
-    of_networks, of_momentum = ended("scaffold-networks", "eval/accuracy"), ended("scaffold-momentum", "eval/accuracy")
-    assert (len(of_networks), len(of_momentum)) == (35, 24)
-    networks = ("LeNet", "GroupNorm", "Xavier", "He", "tanh", "tanh, average pooling", "tanh, average pooling, Xavier")
-    first, second = tables("scaffold.md")[2:9], tables("scaffold.md")[11:]
-    for row, network in zip(first, networks, strict=True):
-        cells = [
-            of_networks[f"{control}, {network}"] for control in ("mean", "last", "server", "normalised", "literal")
-        ]
-        assert all(map(same, row[1:], cells)), (row, cells)
-    methods = ("FedAvg", "SCAFFOLD", "start from gradients", "carry keep", "carry average", "mu 0.5", "mu 0", "lr 0.03")
-    methods += ("lr 0.01", "moving average", "clip 1", "clip 10")
-    for row, method in zip(second, methods, strict=True):
-        cells = [of_momentum[f"{method}, β = {beta}"] for beta in ("0.1", "10")]
-        assert all(map(same, row[2:], cells)), (row, cells)
+def timed(seed: int, values: list[float], reason: str = "") -> Run:
+    """A run of one evaluation in every second round, of 3 visits and 4 virtual seconds each."""
+    ends = np.arange(1, len(values) + 1)
+    points = Points(2 * ends, np.array(values), 0.0 * ends, 0.0 * ends, 4.0 * ends, 3 * ends)
+    last = {} if reason else dict.fromkeys(SUMMARIES, values[-1])
+    final = float("nan") if reason else values[-1]
+    return Run(seed, 8, f"lr {seed}", last, final, 0, 1.0, 1.0, tuple(values), "", points, reason, "eps; z = 1.5; x")
 
 
-@pytest.mark.parametrize(("folder", "column"), [("minimax-iid", 2), ("minimax-non-iid", 4)])
-def test_the_table_on_min_max_is_what_the_cells_say(folder, column):
-    """The columns of steps to 1, whose cells are kept: mean, deviation, and the chosen step size."""
-    found = measured(RESULTS / folder)
-    assert found is not None
-    told = {row[0]: row[column] for row in tables("minimax.md")[2:]}
-    assert list(told) == list(found.study.methods)
-    for method, text in told.items():
-        mean, deviation, lr = map(float, re.findall(r"[\d.]+", text))
-        (runs,) = (runs for (name, _), runs in found.rows.items() if name == method)
-        values = [run.values["last"] for run in runs]
-        assert max(abs(mean - np.mean(values)), abs(deviation - np.std(values, ddof=1))) <= 0.05 + 1e-6
-        assert {float(re.findall(r"lr ([\d.]+)", run.chosen)[0]) for run in runs} == {lr}
+def test_cells_of_tables_by_hand():
+    runs = [timed(0, [4.0, 2.0, 1.0]), timed(1, [4.0, 3.0, 0.5])]
+    made = one_study(runs)
+
+    def told(some: Measured = made, **keys: Any) -> str:
+        return shown(Shown.model_validate({"method": "a", "folder": "s", **keys}), lambda _: some)
+
+    assert told() == told(show="value") == "0.75"
+    assert told(show="spread") == "0.75 ± 0.354"  # 0.5 / sqrt 2
+    assert told(show="chosen") == "lr 0 / lr 1"
+    assert told(show="trial", chosen="lr 1") == "0.5"
+    assert told(show="noise") == "1.5"
+    assert told(show="text", text={"w": "word"}, word="w") == "word"
+    assert told(show="rounds", target=2.0) == "5"  # the mean of 4 and 6
+    assert told(show="visits", target=2.0) == "7.5"
+    assert told(show="clock", target=2.0, form=".0f") == "10"
+    assert told(show="clock", target=0.5) == "12 (1 of 2)"
+    assert told(show="clock", target=0.1) == "–"
+    assert told(show="clock", target=2.0, base={"target": 4.0}) == "2.5"  # 10 over 4
+    assert told(show="pace", slots=6, unit=2.0) == "4"  # 4 seconds for 3 visits
+    assert told(show="average", power=2.0) == f"{(21 / 3 + 25.25 / 3) / 2:.3g}"
+    ended = one_study([timed(0, [0.5, 0.25], "diverged in round 5: a client"), timed(1, [0.5, 0.75])], "eval/accuracy")
+    assert told(ended, form=".2f") == "0.75 (1 of 2)"
+    assert told(ended, show="lowest", diverged=0.1) == "0.1"
+    assert told(one_study([timed(0, [0.5], "diverged in round 5: a client")])) == "round 5"
+    published = {"paper": "li", "table": 1, "column": "FMNIST, Non-IID-1", "row": "FedAvg"}
+    assert told(show="published", published=published) == "90.3"
+
+
+def test_a_slope_in_a_table():
+    """Both seeds fall as x^-1/2 from 1 to 16, and one of them is twice the other: the slope has no interval."""
+    rows = {
+        ("a", f"T = {x}"): [timed(seed, [factor * x**-0.5]) for seed, factor in enumerate((1, 2))] for x in (1, 4, 16)
+    }
+    made = replace(one_study([]), rows=rows)
+    one = {"show": "slope", "method": "a", "level": "T = {}", "over": ["1", "4", "16"], "folder": "s"}
+    assert shown(Shown.model_validate(one), lambda _: made) == "−0.500 ± 0.000"

@@ -16,7 +16,6 @@ from .inputs import (
     Claim,
     Interval,
     Least,
-    Line,
     Listed,
     Near,
     NearBest,
@@ -263,7 +262,7 @@ def in_evaluations(number: float) -> str:
 def rate(criterion: Rate, study: Study) -> Verdict:
     """The claim holds if the 95 % interval of every slope ends at most `within` above its bound, and fails if one
     begins above that. Otherwise it is a tie."""
-    found = [slopes(criterion, line, study) for line in criterion.lines]
+    found = [slopes(study.measured, criterion.method, line.levels, criterion.power) for line in criterion.lines]
     most = [line.bound + criterion.within for line in criterion.lines]
     holds = all(high <= limit for (_, _, high), limit in zip(found, most, strict=True))
     fails = any(low > limit for (_, low, _), limit in zip(found, most, strict=True))
@@ -278,15 +277,15 @@ def rate(criterion: Rate, study: Study) -> Verdict:
     )
 
 
-def slopes(criterion: Rate, line: Line, study: Study) -> tuple[float, float, float]:
-    """The mean over seeds of the slopes of one line, and the ends of its 95 % interval, which is that of the paired
-    differences from 0."""
+def slopes(made: Measured, method: str, levels: Mapping[str, float], power: float) -> tuple[float, float, float]:
+    """The mean over seeds of the slopes of a line in logarithmic scales, and the ends of its 95 % interval, which is
+    that of the paired differences from 0. levels: level -> x; power: that of each evaluation before their mean."""
     at: dict[int, dict[float, float]] = {}
-    for level, x in line.levels.items():
-        for run in study.measured.rows[criterion.method, level]:
+    for level, x in levels.items():
+        for run in made.rows[method, level]:
             if run.evaluations:
-                at.setdefault(run.seed, {})[x] = float(np.mean(np.power(run.evaluations, criterion.power)))
-    whole = {seed: values for seed, values in at.items() if len(values) == len(line.levels)}
+                at.setdefault(run.seed, {})[x] = float(np.mean(np.power(run.evaluations, power)))
+    whole = {seed: values for seed, values in at.items() if len(values) == len(levels)}
     fitted = {seed: np.polyfit(np.log([*v]), np.log([*v.values()]), 1)[0] for seed, v in whole.items()}
     pair = paired(fitted, dict.fromkeys(fitted, 0.0))
     return pair.difference, pair.low, pair.high

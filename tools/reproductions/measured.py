@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from fedfleet.tune.report.findings import chosen_by, findings, key_of
 from fedfleet.tune.report.served import Row, both, differences
-from fedfleet.tune.run_files import read_json
+from fedfleet.tune.run_files import privacy_spent, read_json
 from fedfleet.tune.study.cells import Cell, trials
 from fedfleet.tune.study.check import with_direction
-from fedfleet.tune.study.folder import FINISHED, StudyFolder
+from fedfleet.tune.study.folder import FINISHED, Points, StudyFolder
 from fedfleet.tune.study.kept_results import NAME, Line, read_lines, restore
 from fedfleet.tune.study.spec import Study, load
 from fedfleet.tune.units import base_workload, evaluated_rows, factor
@@ -35,7 +35,8 @@ class Run(NamedTuple):
     """One cell. values: summary -> value in the unit of the tables, {} for a run without a result; reported: the value
     that the study's report has; best_round: the round of the best evaluation; megabytes: that all clients sent;
     evaluations: the metric after each of them, as it was recorded; commit: of the sources, "" if it was not recorded,
-    followed by CHANGED if the sources differed from it."""
+    followed by CHANGED if the sources differed from it; points: the evaluations with their costs; reason: why there is
+    no result; privacy: what the run cost, in one line."""
 
     seed: int
     rounds: int
@@ -47,13 +48,17 @@ class Run(NamedTuple):
     seconds: float
     evaluations: tuple[float, ...] = ()
     commit: str = ""
+    points: Points | None = None
+    reason: str = ""
+    privacy: str = ""
 
 
 @dataclass(frozen=True)
 class Measured:
     """A study's cells. rows: (method, level) -> its runs, one for each seed; lines: of cells.jsonl; clients: what the
     clients of each method and level get, where the study is about their own models; evaluated: the rows on which the
-    workload is evaluated, see `units.in_words`."""
+    workload is evaluated, see `units.in_words`; tried: (method, level) -> the trials of tuning, where they were asked
+    for."""
 
     study: Study
     rows: dict[tuple[str, str], list[Run]]
@@ -61,6 +66,7 @@ class Measured:
     lines: list[Line]
     clients: list[Row] = field(default_factory=list)
     evaluated: str = "test"
+    tried: dict[tuple[str, str], list[Run]] = field(default_factory=dict)
 
     def losses(self, level: str) -> dict[str, float]:
         """Method -> mean over the clients that are trained with minus that over unseen ones, in the unit of tables."""
@@ -110,19 +116,28 @@ class Measured:
         return chosen_by(self.study)
 
 
-def measured(folder: Path, of_clients: bool = False) -> Measured:
-    """What the cells in a folder of results say. of_clients: also what clients get, which takes some seconds."""
+def measured(folder: Path, of_clients: bool = False, of_trials: bool = False) -> Measured:
+    """What the cells in a folder of results say. of_clients: also what clients get, which takes some seconds; of_trials:
+    also the trials of tuning."""
     with TemporaryDirectory() as place:
         shutil.copy(folder / NAME, place)
         restore(Path(place))
         there = StudyFolder(Path(place))
         there.keep(with_direction(load(str(folder / "study.yaml"))))  # which may name plug-ins beside it
-        study, rows, cells = there.study, dict[tuple[str, str], list[Run]](), there.cells()
-        for cell in cells:
-            rows.setdefault((cell.method, key_of(cell.place)), []).append(run_of(there, study, cell))
+        study, cells, offered = there.study, there.cells(), trials(there.study)
+        rows = by_place(there, study, cells)
+        tried = by_place(there, study, offered) if of_trials else {}
         clients = findings(there).rows_of_clients if of_clients else []
         evaluated = evaluated_rows(cell.data["workload"] for cell in cells)
-        return Measured(study, rows, len(trials(study)), read_lines(folder / NAME), clients, evaluated)
+        return Measured(study, rows, len(offered), read_lines(folder / NAME), clients, evaluated, tried)
+
+
+def by_place(folder: StudyFolder, study: Study, cells: list[Cell]) -> dict[tuple[str, str], list[Run]]:
+    """(method, level) -> runs of the cells."""
+    found = dict[tuple[str, str], list[Run]]()
+    for cell in cells:
+        found.setdefault((cell.method, key_of(cell.place)), []).append(run_of(folder, study, cell))
+    return found
 
 
 def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
@@ -131,7 +146,8 @@ def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
     points = folder.points(cell, report.metric)
     commit = read_json(folder.of(cell) / "environment.json").get("commit") or ""
     if folder.status(cell) != FINISHED or points is None:
-        return Run(cell.seed, rounds, cell.chosen, {}, math.nan, 0, math.nan, math.nan, commit=commit)
+        reason = folder.failure(cell).get("reason", "")
+        return Run(cell.seed, rounds, cell.chosen, {}, math.nan, 0, math.nan, math.nan, commit=commit, reason=reason)
     scale, values = factor(report.metric), points.values
     best = int(np.argmax(values) if report.best == "max" else np.argmin(values))
     found = dict(zip(SUMMARIES, (values[-1], values[-5:].mean(), values[best]), strict=True))
@@ -146,6 +162,8 @@ def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
         result["seconds"],
         tuple(map(float, values)),
         commit,
+        points,
+        privacy=privacy_spent(folder.of(cell)),
     )
 
 
