@@ -413,10 +413,7 @@ def test_the_tables_of_a_page_are_what_the_cells_say(place: Path):
     assert [match[1] for match in TABLE.finditer(text)] == [*made_tables()[place.name]]
 
 
-BY_HAND = {
-    "robustness.md": ["lowest of five attacks"],  # published figures
-    "fedmud.md": ["Dirichlet 0.3", "Dirichlet 0.3"],  # of studies without cells
-}
+BY_HAND = {"robustness.md": ["lowest of five attacks"]}  # published figures
 """Page -> the second heads of its tables that are not made from cells. No other one may join them."""
 
 
@@ -460,6 +457,7 @@ def test_cells_of_tables_by_hand():
     assert told(show="chosen") == "lr 0 / lr 1"
     assert told(show="trial", chosen="lr 1") == "0.5"
     assert told(show="noise") == "1.5"
+    assert told(show="megabytes") == "1"
     assert told(show="text", text={"w": "word"}, word="w") == "word"
     assert told(show="rounds", target=2.0) == "5"  # the mean of 4 and 6
     assert told(show="visits", target=2.0) == "7.5"

@@ -117,8 +117,8 @@ class Measured:
 
 
 def measured(folder: Path, of_clients: bool = False, of_trials: bool = False) -> Measured:
-    """What the cells in a folder of results say. of_clients: also what clients get, which takes some seconds; of_trials:
-    also the trials of tuning."""
+    """What the cells in a folder of results say. of_clients: also what clients get, which takes some seconds;
+    of_trials: also the trials of tuning."""
     with TemporaryDirectory() as place:
         shutil.copy(folder / NAME, place)
         restore(Path(place))

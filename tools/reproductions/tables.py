@@ -48,12 +48,13 @@ class Shown(Section):
     mean over the seeds that reached it. pace: the virtual time for `slots` visits, in units of `unit` virtual seconds.
     average: the mean of all evaluations, each to the power `power`, mean over seeds; slope: that of the logarithm of
     this mean in the logarithm of the levels `over`, mean over seeds and half of its 95 % confidence interval.
-    noise: the multiplier of the noise. published: a number of a paper. text: `text` of the row at `word`.
+    megabytes: what all clients sent; noise: the multiplier of the noise. published: a number of a paper. text: `text`
+    of the row at `word`.
     A run that diverged has the round in which it did.
     """
 
     show: Literal["value", "spread", "trial", "chosen", "lowest", "rounds", "visits", "clock", "pace", "average",
-                  "slope", "noise", "published", "text"] = "value"  # fmt: skip
+                  "slope", "megabytes", "noise", "published", "text"] = "value"  # fmt: skip
     folder: str = ""
     method: str = ""
     level: str = "all"
@@ -203,6 +204,10 @@ def averages(one: Shown, made: Measured) -> list[float]:
     return [float(np.mean(np.power(run.evaluations, one.power))) for run in runs_of(one, made)]
 
 
+def megabytes(one: Shown, made: Measured) -> list[float]:
+    return [run.megabytes for run in runs_of(one, made)]
+
+
 NUMBERS: dict[str, Callable[[Shown, Measured], list[float]]] = {
     "value": values,
     "trial": values,
@@ -212,6 +217,7 @@ NUMBERS: dict[str, Callable[[Shown, Measured], list[float]]] = {
     "clock": partial(until, lambda took: took.clock),
     "pace": paces,
     "average": averages,
+    "megabytes": megabytes,
 }
 
 
