@@ -58,7 +58,11 @@ DECODERS = {
     "smollm3": {"no_rope_layers": [1, 1]},
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
     "gpt_neo": {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 2},
+    "mixtral": {"num_local_experts": 3},
+    "gpt_oss": {"num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 8, "layer_types": ["full_attention"] * 2},
 }
+MADE_OF_SEVERAL = {"mixtral"}
+"""Families whose parameters transformers makes of several tensors of their files, which are then read as a whole."""
 ENCODERS = ["bert", "roberta", "distilbert"]
 
 
@@ -144,9 +148,10 @@ def test_decoders(family, tmp_path):
     assert head is not None
     torch.testing.assert_close(head.logits(hidden), apart, rtol=1e-5, atol=1e-6)
     stored = Pretrained(str(folder)).stored((10,), 31)
-    assert stored is not None
-    assert [*stored] == [*p]
-    assert all(torch.equal(stored[name], value) for name, value in p.items())
+    assert (stored is None) == (family in MADE_OF_SEVERAL)
+    if stored is not None:
+        assert [*stored] == [*p]
+        assert all(torch.equal(stored[name], value) for name, value in p.items())
 
 
 @pytest.mark.long
