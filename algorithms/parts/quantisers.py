@@ -66,6 +66,12 @@ def on_grid(position: Tensor, least: int, most: int) -> Tensor:
     return torch.nan_to_num(position.round().clamp(least, most), nan=0.0).to(torch.int64)
 
 
+def bounded(v: Tensor, dtype: torch.dtype) -> Tensor:
+    """v in another type, whose largest number stands for what is larger; what is not finite stays so."""
+    most = torch.finfo(dtype).max
+    return torch.where(v.isfinite(), v.clamp(-most, most), v).to(dtype)
+
+
 class Grid(Coder):
     """Each number becomes a whole number of `bits` bits; a group of numbers shares some floats."""
 
@@ -90,8 +96,8 @@ class Grid(Coder):
         draws = counted.uniform(key, len(v)) if self.random else v
         pairs = zip(rows(v.double(), self.per), rows(draws, self.per), strict=True)
         found = [self.quantise(group, drawn) for group, drawn in pairs]
-        numbers = torch.cat([n.reshape(-1) for n, _ in found])
-        return Packed(pack_numbers(numbers, self.bits), torch.cat([f.reshape(-1) for _, f in found]).to(v.dtype))
+        numbers, floats = (torch.cat([part.reshape(-1) for part in parts]) for parts in zip(*found, strict=True))
+        return Packed(pack_numbers(numbers, self.bits), bounded(floats, v.dtype))
 
     def decode(self, code: Packed, n: int) -> Tensor:
         at, found = 0, []
@@ -305,9 +311,7 @@ class Cast(Coder):
         return f"{self.to} each"
 
     def encode(self, v: Tensor, key: Tensor) -> Tensor:
-        most = torch.finfo(torch.float16).max
-        bounded = torch.where(v.isfinite(), v.clamp(-most, most), v) if self.to == "float16" else v
-        return bounded.to(getattr(torch, self.to))
+        return bounded(v, torch.float16) if self.to == "float16" else v.to(torch.bfloat16)
 
     def decode(self, code: Tensor, n: int) -> Tensor:
         return code

@@ -239,6 +239,14 @@ def test_numbers_that_are_finite_stay_finite(codec):
 
 
 @pytest.mark.parametrize("codec", ALL, ids=str)
+def test_the_largest_floats_become_no_nan(codec):
+    """Also where a norm, or a sum, is larger than all floats."""
+    most = torch.finfo(torch.float32).max
+    for v in ([most], [-most], [most] * 9, [most, -most], [most, -most, 0.0, 1.0] * 3):
+        assert not decoded(codec, torch.tensor(v)).isnan().any(), v
+
+
+@pytest.mark.parametrize("codec", ALL, ids=str)
 def test_a_run_that_diverges_is_seen_to(codec):
     for broken in (torch.nan, torch.inf, -torch.inf):
         v = torch.ones(9)
