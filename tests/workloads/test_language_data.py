@@ -258,9 +258,10 @@ def test_a_run_in_chunks_is_the_run(tmp_path: Path):
         CausalLm(path="", loss_chunk=0)
 
 
-def test_a_document_by_itself_is_one_in_a_packed_row(tmp_path: Path):
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_a_document_by_itself_is_one_in_a_packed_row(positions: Any):
     """Where places see their own document alone, what is beside it changes nothing."""
-    network = Gpt(16, 2, 2, positions="rope").build((3, 9), 20)
+    network = Gpt(16, 2, 2, positions=positions).build((3, 9), 20)
     alone, document = torch.randint(1, 20, (1, 4)), torch.tensor([[0, 0, 0, 0, 1, 1, 1, -1, -1]])
     rows = torch.cat([alone, torch.randint(1, 20, (1, 5))], 1)
     position = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 0]])
