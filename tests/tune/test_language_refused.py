@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -141,9 +142,33 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_in_a_sentence_before_anything_starts(what: str, here: Path, bases: Path):
     transformers().AutoModelForCausalLM  # noqa: B018 its import takes seconds
+    refused(*REFUSED[what], here, bases)
+
+
+@pytest.mark.parametrize(
+    ("package", "workload", "said"),
+    [
+        ("transformers", text("folder: llama", LORA), "pretrained needs the package transformers; run: pip install"),
+        (
+            "tokenizers",
+            "workload={name: causal_lm, path: text.txt, tokens: tokens, length: 16, model: {name: gpt, width: 8}}",
+            "tokens need the package tokenizers; run: pip install",
+        ),
+    ],
+    ids=["transformers", "tokenizers"],
+)
+def test_without_the_packages_of_the_extra(
+    package: str, workload: str, said: str, here: Path, bases: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where they are not installed, their import raises ModuleNotFoundError."""
+    monkeypatch.setitem(sys.modules, package, None)
+    refused((workload,), f'{said} "fedfleet[text]"', here, bases)
+
+
+def refused(changes: tuple[str, ...], said: str, here: Path, bases: Path) -> None:
+    """Check that a run with these changes is. here: the current folder, which gets the models and texts of `bases`."""
     for each in bases.iterdir():
         (here / each.name).symlink_to(each)
-    changes, said = REFUSED[what]
     began = time.process_time()
     done = invoke("run", "digits", *LOCAL, *changes, "--out", "run")
     took = time.process_time() - began

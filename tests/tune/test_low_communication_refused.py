@@ -1,8 +1,9 @@
-"""What has no meaning in training with little communication: each is refused before anything starts, with status 2 and
-one sentence that says what to change, and leaves no folder."""
+"""What has no meaning in training with little communication: each is refused within two seconds of processor time, with
+status 2 and one sentence that says what to change, and leaves no folder."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -88,10 +89,13 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_in_a_sentence_before_anything_starts(what: str, here: Path):
     changes, said = REFUSED[what]
+    began = time.process_time()
     done = invoke("run", "digits", *LOCAL, "federation.rounds=2", *changes, "--out", "run")
+    took = time.process_time() - began
     assert done.exit_code == 2, done.output
     (line,) = [text for text in done.stderr.splitlines() if not text.startswith("changed: ")]
     assert line.startswith("error: ")
     assert said in line
     assert "Traceback" not in line
     assert list(here.iterdir()) == []
+    assert took < 2

@@ -6,6 +6,7 @@ kernels add up in another order.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -214,6 +215,31 @@ def test_a_base_in_16_bits(family, tmp_path):
         found.append([alone, both, *torch.autograd.grad(both.square().mean(), [*points.values()])])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.long
+def test_a_family_that_cannot_be_vectorised_runs_one_client_at_a_time(tmp_path):
+    """Bloom has a function of its own, for which torch has no rule. The log says so once, with the line of it,
+    and the models are those of a run that is told to train one client after the other."""
+    folder, models = saved(tmp_path / "base", "bloom", n_layer=2, n_head=2, vocab_size=97), []
+    for name, engine in (("left", {}), ("told", {"vectorise": False})):
+        asked = {
+            "workload": {
+                **{"name": "causal_lm", "path": str(write_text(tmp_path)), "tokens": "characters", "length": 10},
+                "model": {"name": "pretrained", "folder": str(folder)},
+            },
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+            "federation": {"clients": 3, "cohort": 3, "rounds": 2, "local": {"steps": 2, "batch": 2}},
+            "engine": {"backend": "local", **engine},
+            "tracking": {"uri": "none"},
+        }
+        models.append(run(experiment(asked), tmp_path / name).model)
+    told = [line for line in (tmp_path / "left/run.log").read_text().splitlines() if "one after the other" in line]
+    assert len(told) == 1
+    assert re.search(
+        r"transformers/models/bloom/modeling_bloom\.py, line \d+ in forward: .*engine\.vectorise=", told[0]
+    )
+    assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 
 
 FUSED = {
