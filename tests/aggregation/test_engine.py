@@ -60,18 +60,25 @@ def test_all_rules_run():
 BOTH = [(NNM_KRUM, {"name": "optimal_alie", "share": 0.2})]
 BOTH_TOO = [
     ("centred_clipping", {"name": "mimic", "share": 0.2, "warmup": 2}),
-    ({"name": "bulyan", "f": 1}, None),
     ("fltrust", {"name": "sign_flip", "share": 0.2}),
+    ({"name": "dnc", "f": 2}, {"name": "backdoor", "share": 0.2, "size": 2}),
+]
+BOTH_SLOW = [
+    ({"name": "bulyan", "f": 1}, None),
     ("signguard", {"name": "min_max", "share": 0.2}),
     ("sign_vote", {"name": "gaussian", "share": 0.2}),
-    ({"name": "dnc", "f": 2}, {"name": "backdoor", "share": 0.2, "size": 2}),
     ("median", {"name": "drop", "share": 0.3}),
 ]
 
 
 @pytest.mark.usefixtures("ray_here")
 @pytest.mark.parametrize(
-    ("rule", "attack"), [*BOTH, *(pytest.param(*pair, marks=pytest.mark.long) for pair in BOTH_TOO)]
+    ("rule", "attack"),
+    [
+        *BOTH,
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in BOTH_TOO),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in BOTH_SLOW),
+    ],
 )
 def test_same_bits_in_one_process_and_in_two(rule: Any, attack: Any):
     assert same(run(spec(rule, attack=attack)), run(spec(rule, "ray", attack=attack)))

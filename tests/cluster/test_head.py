@@ -143,7 +143,11 @@ def test_a_detached_run_is_stopped(head, tmp_path):
 
 @pytest.mark.parametrize(
     ("mode", "token", "got"),
-    [("token", "", "none"), ("token", "f" * 32, "another one"), ("disabled", "", "none")],
+    [
+        ("token", "", "none"),
+        pytest.param("token", "f" * 32, "another one", marks=pytest.mark.slow),
+        pytest.param("disabled", "", "none", marks=pytest.mark.slow),
+    ],
     ids=["none", "another", "no mode"],
 )
 def test_without_the_token(mode, token, got, head, tmp_path):

@@ -76,7 +76,7 @@ def test_a_node_adds_up_what_it_has(start, tmp_path):
     ("rule", "attack"),
     [
         ({"name": "multi_krum", "f": 2, "before": ["nnm"]}, {"name": "optimal_alie", "share": 0.2}),
-        ("fltrust", {"name": "gaussian", "share": 0.2}),
+        pytest.param("fltrust", {"name": "gaussian", "share": 0.2}, marks=pytest.mark.slow),
     ],
 )
 def test_messages_of_two_nodes_are_aggregated(rule, attack, start, tmp_path):

@@ -121,19 +121,17 @@ def test_a_plan_that_nobody_asked_for_is_one_that_all_machines_can_have(unfit, s
     assert result["rounds"] == 10
 
 
-def test_one_worker_of_a_machine_is_given_up_and_not_replaced(tmp_path, ray_here):
+@pytest.mark.parametrize(
+    "way", ["memory", "killed", *(pytest.param(way, marks=pytest.mark.slow) for way in ("package", "model"))]
+)
+def test_one_worker_of_a_machine_is_given_up_and_not_replaced(way, tmp_path, ray_here):
     """The other worker of the machine goes on. If a process of a worker dies while it starts, another one is tried, at
     most three in all."""
-    for way, told in WAYS.items():
-        if way == "import":
-            continue
-        folder = tmp_path / way
-        folder.mkdir()
-        (folder / "unfit").write_text(way)
-        data = setting(backend="ray", workers=2, cpus=0.5)
-        data["workload"]["folder"] = str(folder)
-        result = run(experiment(data), folder / "out")
-        assert result.model_sha256 == alone({**data, "workload": {**data["workload"], "folder": ""}})
-        log = logged(folder / "out")
-        assert log.count("is given up") == (0 if way == "killed" else 1), log
-        assert told in log or way == "killed", log
+    (tmp_path / "unfit").write_text(way)
+    data = setting(backend="ray", workers=2, cpus=0.5)
+    data["workload"]["folder"] = str(tmp_path)
+    result = run(experiment(data), tmp_path / "out")
+    assert result.model_sha256 == alone({**data, "workload": {**data["workload"], "folder": ""}})
+    log = logged(tmp_path / "out")
+    assert log.count("is given up") == (0 if way == "killed" else 1), log
+    assert WAYS[way] in log or way == "killed", log

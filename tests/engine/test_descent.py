@@ -208,8 +208,8 @@ def test_a_label_that_is_no_class_is_told():
 @pytest.mark.parametrize(
     ("name", "local"),
     [
-        ("fedavg", {"epochs": 2}),
         ("scaffold", {"steps": 5}),
+        pytest.param("fedavg", {"epochs": 2}, marks=pytest.mark.slow),
         pytest.param("fedavg", {"steps": 5}, marks=pytest.mark.slow),
         pytest.param("scaffold", {"epochs": 2}, marks=pytest.mark.slow),
     ],

@@ -17,13 +17,15 @@ def untimed(result):
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in result.rows]
 
 
-MARKS = {"steps": pytest.mark.slow, "epochs": pytest.mark.long}
+long = pytest.mark.long
+MARKS = {("scaffold", "steps"): (), ("scaffold", "epochs"): long, ("fedmuon_bc", "epochs"): long}
+"""When a case is tested; all others only by `make slow`, since their workers do the same."""
 
 
 @pytest.mark.parametrize(
     ("method", "local"),
     [
-        pytest.param(method, local, marks=() if (method, local) == ("scaffold", "steps") else MARKS[local])
+        pytest.param(method, local, marks=MARKS.get((method, local), pytest.mark.slow))
         for method in METHODS
         for local in LOCALS
     ],

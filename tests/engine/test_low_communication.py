@@ -131,7 +131,13 @@ def test_blocks(name: str, tmp_path: Path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sparse_loco", "streaming_diloco", "eager_diloco"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("diloco", "muloco", "data_parallel")),
+    ],
+)
 def test_worker_processes(name: str, tmp_path: Path, ray_here: None):
     here, there = (trained(name, tmp_path, block=3, **more) for more in ({}, {"backend": "ray", "workers": 2}))
     assert here.model_sha256 == there.model_sha256
