@@ -206,12 +206,24 @@ def test_runs_that_are_resumed_or_forked_have_the_same_bits(name: str, tmp_path:
     assert fork(whole, 2, out=tmp_path / "fork").model_sha256 == whole.model_sha256
 
 
+OF_WORKERS: dict[str, dict[str, Any]] = {
+    **{name: {"method": method} for name, method in RUNS.items()},
+    "ffa": {"method": {"name": "fedavg", "rule": ADAMW}, "personal": {"frozen": ["*.lora_a"]}},
+    "fedsa": {"method": {"name": "fedavg", "rule": ADAMW}, "personal": {"tensors": ["*.lora_b"]}},
+}
+
+
 @pytest.mark.long
-def test_workers_change_no_bit():
-    """Of clients with ranks of their own."""
-    adapter = {"name": "lora", "targets": ["fc1", "fc2"], "ranks": [3, 1], "train": ["out.*"]}
-    made = digits(adapter, method=RUNS["fedex_lora"], engine={**ENGINE, "backend": "ray", "workers": 2, "cpus": 0.5})
-    assert run(made).model_sha256 == run(digits(adapter, method=RUNS["fedex_lora"])).model_sha256
+@pytest.mark.parametrize("name", OF_WORKERS)
+def test_workers_change_no_bit(name: str, ray_here: None):
+    """Of clients with ranks of their own, where the method has such."""
+    ranks = {"ranks": [3, 1]} if name == "fedex_lora" else {"rank": 3}
+    adapter = {"name": "lora", "targets": ["fc1", "fc2"], "train": ["out.*"], **ranks}
+    here, there = (
+        run(digits(adapter, **OF_WORKERS[name], engine={**ENGINE, **more}))
+        for more in ({}, {"backend": "ray", "workers": 2, "cpus": 0.5})
+    )
+    assert there.model_sha256 == here.model_sha256
 
 
 def test_the_merged_model_is_written_and_the_adapter_alone_is_refused(tmp_path: Path):

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -376,8 +377,11 @@ def test_folders_that_are_not_read(config, files, message, tmp_path):
 
 
 def test_no_hub_is_asked():
+    """Nor is transformers, which would take a second and more."""
+    began = time.process_time()
     with pytest.raises(ValueError, match=r"there is no folder gpt2; runs never ask a model hub, so give a local fold"):
         Pretrained("gpt2").build((8,), 31)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.long
