@@ -38,7 +38,13 @@ def sanitizer() -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(flags, marks=pytest.mark.slow if name == "AVX2" else (), id=name)
+        for name, flags in MACHINES.items()
+    ],
+)
 def test_nothing_is_read_or_written_beyond_its_end(machine, sanitizer: str, tmp_path: Path):
     environment = {**os.environ, "FEDFLEET_CACHE": str(tmp_path), "LD_PRELOAD": sanitizer}
     # With wide guards large blocks of memory begin at multiples of 64 bytes, and room for alignment is never needed.

@@ -194,7 +194,12 @@ def test_a_run_is_resumed_to_the_same_bits(sampler, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("sampler", "select"), [("uniform", 1.5), ("oort", 1.5), ({"name": "power_of_choice", "d": 10}, 1.0)]
+    ("sampler", "select"),
+    [
+        ("oort", 1.5),
+        pytest.param("uniform", 1.5, marks=pytest.mark.slow),
+        pytest.param({"name": "power_of_choice", "d": 10}, 1.0, marks=pytest.mark.slow),
+    ],
 )
 def test_one_and_two_workers_give_the_same_bits(sampler, select, ray_here):
     made = digits({"sampler": sampler, "pace": {"select": select, "deadline": 15, "stragglers": "partial"}}, FLEET)

@@ -28,7 +28,7 @@ def recorded(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["scaffold", "adam"])
+@pytest.mark.parametrize("method", ["scaffold", pytest.param("adam", marks=pytest.mark.slow)])
 def test_blocks_are_halved_in_round_1(method, tmp_path):
     watch = Watch()
     found = run(crowded(tmp_path, 1, method=method), tmp_path / "out", [watch])
