@@ -209,8 +209,6 @@ class Listed(Section):
     """File of a chart in the folder -> what it shows."""
     notes: tuple[str, ...] = ()
     """What a reader has to know of the table, in sentences without results."""
-    page: str = ""
-    """A page that was written by hand."""
 
 
 class NotRun(Section):
