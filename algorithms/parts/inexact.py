@@ -28,9 +28,9 @@ def least_share(m: Tensor) -> Tensor:
     """kappa, (), of the matrices on the last two axes of m (..., rows, cols); 1 for matrices of zeros. Singular values
     below max(rows, cols) roundings of the largest count as zeros."""
     s = torch.linalg.svdvals(m.nan_to_num())  # a run that diverges says so at the end of the round
-    zero = max(m.shape[-2:]) * torch.finfo(m.dtype).eps * s.amax(-1, keepdim=True)
-    norm = torch.linalg.vector_norm(s, dim=-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny)
-    return torch.where(s > zero, s / norm, 1.0).amin().clamp(max=1.0)
+    s = s / s.amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny)  # whose squares do not overflow
+    norm = torch.linalg.vector_norm(s, dim=-1, keepdim=True).clamp(min=1.0)
+    return torch.where(s > max(m.shape[-2:]) * torch.finfo(m.dtype).eps, s / norm, 1.0).amin()
 
 
 def order(kappa: Tensor, iterations: float) -> Tensor:

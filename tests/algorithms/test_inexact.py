@@ -50,6 +50,12 @@ def test_kappa_by_hand():
     assert float(least_share(torch.zeros(3, 2))) == 1
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e20, 1e37])
+def test_kappa_of_matrices_whose_squares_are_no_floats(scale):
+    """diag(3, 4) at any scale: 3/5, to some roundings of float32."""
+    assert float(least_share(scale * torch.diag(torch.tensor([3.0, 4.0])))) == pytest.approx(3 / 5, rel=1e-6)
+
+
 def test_the_order_by_hand():
     """kappa = 3/4: for T = 0 p = 1 + log(3/4) / log(3/4); for T = 1 p = 1 + log(7/8) / log(3/4), as (1/4)^1.5 = 1/8."""
     kappa = torch.tensor(0.75, dtype=torch.float64)
