@@ -311,7 +311,7 @@ class Cast(Coder):
         return f"{self.to} each"
 
     def encode(self, v: Tensor, key: Tensor) -> Tensor:
-        return bounded(v, torch.float16) if self.to == "float16" else v.to(torch.bfloat16)
+        return bounded(v, getattr(torch, self.to))
 
     def decode(self, code: Tensor, n: int) -> Tensor:
         return code

@@ -238,6 +238,16 @@ def test_numbers_that_are_finite_stay_finite(codec):
         assert decoded(codec, torch.tensor(v)).isfinite().all(), v
 
 
+@pytest.mark.parametrize("to", ["bfloat16", "float16"])
+def test_a_number_beyond_a_type_of_two_bytes_is_sent_as_its_largest(to):
+    """What is not finite stays so, and a run that diverges is known as one."""
+    most, beyond = torch.finfo(getattr(torch, to)).max, torch.finfo(torch.float32).max
+    found = decoded(Cast(to), torch.tensor([beyond, -beyond, math.inf, -math.inf, math.nan, 1.0])).tolist()
+    assert found[:4] == [most, -most, math.inf, -math.inf]
+    assert math.isnan(found[4])
+    assert found[5] == 1
+
+
 @pytest.mark.parametrize("codec", ALL, ids=str)
 def test_the_largest_floats_become_no_nan(codec):
     """Also where a norm, or a sum, is larger than all floats."""
