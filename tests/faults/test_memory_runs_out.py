@@ -103,7 +103,7 @@ def test_a_block_that_cannot_be_allocated(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("on_failure", ["fail", "drop"])
+@pytest.mark.parametrize("on_failure", ["fail", pytest.param("drop", marks=pytest.mark.slow)])
 def test_a_client_for_which_there_is_no_memory(on_failure, tmp_path):
     told = limited(tmp_path, 0, 16, 300_000, block=1, on_failure=on_failure)
     assert told.startswith("OutOfMemory ")

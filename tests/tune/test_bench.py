@@ -28,7 +28,7 @@ def found(*lines: tuple[Candidate, list[Measurement]]):
     return {line.name: (line, made) for line, made in lines}
 
 
-@pytest.mark.long
+@pytest.mark.slow  # tests/test_docs.py has the command, on another work
 def test_times_the_engine_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measure, "plain", functools.cache(measure.plain))  # the work's plain loop is timed once

@@ -102,7 +102,12 @@ IN_SHARED_PROCESSES = {"sampler": "random", "concurrent": 4, "together": True}
 
 @pytest.mark.timeout(1200)  # two Rays and two searches; a minute where nothing else runs
 @pytest.mark.parametrize(
-    "asked", [{"sampler": "tpe", "concurrent": 1}, {"sampler": "random", "concurrent": 2}, IN_SHARED_PROCESSES]
+    "asked",
+    [
+        {"sampler": "tpe", "concurrent": 1},
+        IN_SHARED_PROCESSES,
+        pytest.param({"sampler": "random", "concurrent": 2}, marks=pytest.mark.slow),
+    ],
 )
 def test_killed_and_gone_on_with_is_the_same_search(here: Path, ray_here: None, asked: dict[str, Any]):
     """The search has the same trials with the same values, to the bit, as an undisturbed one; trials that had ended are
