@@ -12,6 +12,7 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.report.files import write_report
 from fedfleet.tune.report.findings import findings
 from fedfleet.tune.run_files import read_columns
+from fedfleet.tune.study.cells import Cell, cells, trials
 from fedfleet.tune.study.check import checked
 from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.kept_results import restore
@@ -66,6 +67,19 @@ def test_a_method_is_reported_and_tuned_by_its_own_column(tmp_path: Path):
     restore(tmp_path)
     write_report(folder)
     assert (tmp_path / "report.md").read_text() == text
+
+
+def test_methods_that_share_trials_choose_by_their_own_columns():
+    """The two methods have the same settings, and so the same trials."""
+    made = tuned({"FedAvg+FT": ADAPTED})
+
+    def score(cell: Cell) -> float:
+        lr = cell.settings["method.rule.lr"]
+        return lr if made.deciding_of(cell.method) == "eval/own/validation_accuracy" else -lr
+
+    assert len(trials(made)) == 2
+    chosen = {cell.method: cell.settings["method.rule.lr"] for cell in cells(made, score)}
+    assert chosen == {"FedAvg": 0.5, "FedAvg+FT": 0.01}
 
 
 def test_a_column_that_a_method_does_not_record_is_refused():

@@ -320,13 +320,15 @@ def cells(study: Study, score: Score | None = None) -> list[Cell]:
 
 
 def once_each(score: Score) -> Score:
-    """The same function, which computes the value of every trial only once: a value is read from files."""
-    known: dict[str, float] = {}
+    """The same function, which computes the value of every trial only once: a value is read from files. Methods that
+    share a trial may be tuned by different columns of it."""
+    known: dict[tuple[str, str], float] = {}
 
     def of(cell: Cell) -> float:
-        if cell.key not in known:
-            known[cell.key] = score(cell)
-        return known[cell.key]
+        at = cell.method, cell.key
+        if at not in known:
+            known[at] = score(cell)
+        return known[at]
 
     return of
 
