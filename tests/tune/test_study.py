@@ -134,7 +134,7 @@ def test_the_password_of_a_store_stays_in_study_yaml(tmp_path: Path):
         StudyFolder(tmp_path / "out"),
     )
     folder.keep(study)
-    assert folder.study == study
+    assert folder.study.tracking == study.tracking
     assert (tmp_path / "out" / "study.yaml").stat().st_mode & 0o777 == 0o600
     tracker = StudyTracker(study, folder)
     for writer in tracker.writers:
