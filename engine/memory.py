@@ -57,9 +57,45 @@ def release_freed_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return the pages that malloc keeps and does not use to the system, where the C library can do it."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+class KeptMemory:
+    """A bound of the freed memory that malloc keeps (`worker.keep_freed_memory`).
+
+    An evaluation takes large pieces of memory and local steps small ones. A small piece that lives long divides a free
+    large one, after which the next evaluation needs new memory. A run of 1,200 rounds and ten evaluations of a small
+    language model kept 4 GB in this way, and used 0.4 GB of them.
+    """
+
+    def __init__(self, growth: int = 1 << 29) -> None:
+        """growth: by how many bytes the memory of the process may grow after the first call of `trim`."""
+        self.growth = growth
+        self.limit: int | None = None
+
+    def trim(self) -> None:
+        """Return free pages to the system if the process has grown by more than it may. Most calls read one number."""
+        if self.limit is None:
+            self.limit = resident_memory() + self.growth
+        elif resident_memory() > self.limit:
+            trim_heap()
+            self.limit = max(self.limit, resident_memory() + self.growth)  # of what is in use, nothing can be returned
+
+
+def resident_memory() -> int:
+    """The bytes of memory that this process has, without what it shares with others or maps from files; 0 where the
+    system does not say."""
+    with suppress(OSError):
+        _, resident, shared = Path("/proc/self/statm").read_text().split()[:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def collect_seldom() -> None:

@@ -32,7 +32,7 @@ from ..aggregation.message_rows import vector_leaves, with_vector_leaves
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, trusted_examples
 from ..cohorts.tasks import Broadcast, DrawKey, TrainingTask
-from ..memory import Recent
+from ..memory import KeptMemory, Recent
 from ..method_form.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator
 from ..reduction.tree import TaskResult
@@ -166,12 +166,18 @@ class Worker:
         self.everyone: tuple[ClientIndex, ClientIndex] | None = None  # the index that was asked for last, and its whole
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
         self.prepared: dict[DrawKey, TaskBatches] = {}  # batches of tasks that will probably begin next
+        self.kept_memory = KeptMemory()
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
         """Run a task of a phase. call: "train", "evaluate" or "aggregate"."""
         if call == "aggregate":
             return self.aggregate(task)
-        return self.train(task, broadcast) if call == "train" else self.evaluate(task, broadcast)
+        if call == "train":
+            return self.train(task, broadcast)
+        try:
+            return self.evaluate(task, broadcast)
+        finally:
+            self.kept_memory.trim()
 
     def launch(self, call: str, task: Any, broadcast: Broadcast) -> Callable[[], TaskResult]:
         """Begin a task of a phase, and return what gives its result.
