@@ -12,9 +12,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
+from fedfleet.workloads.models.gpt import Gpt
 
 pytestmark = pytest.mark.long
 WIDTH, LAYERS = 512, 12
@@ -103,7 +107,7 @@ def made(folder: Path, width: int, layers: int) -> tuple[Path, int, int]:
     return folder, sum(sizes), max(sizes)
 
 
-def settings(folder: Path, **engine: object) -> dict[str, object]:
+def settings(folder: Path, **engine: object) -> dict[str, Any]:
     return {
         "workload": {
             "name": "characters",
@@ -120,12 +124,12 @@ def settings(folder: Path, **engine: object) -> dict[str, object]:
     }
 
 
-def peak(folder: Path, measured: str) -> tuple[int, int]:
-    """(the bytes by which the memory of a process grows at most, how many tensors it found). measured: what it does."""
-    code = PEAK.replace("{measured}", measured)
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(settings(folder, backend="local"))], capture_output=True, text=True
-    )
+def peak(folder: Path, measured: str, **model: object) -> tuple[int, int]:
+    """(the bytes by which the memory of a process grows at most, how many tensors it found). measured: what it does.
+    model: another one than the Llama of the folder."""
+    code, asked = PEAK.replace("{measured}", measured), settings(folder, backend="local")
+    asked["workload"] = {**asked["workload"], **({"model": model} if model else {})}
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(asked)], capture_output=True, text=True)
     assert not done.returncode, done.stderr
     grown, count = json.loads(done.stdout.splitlines()[-1])
     return grown, count
@@ -142,6 +146,20 @@ def test_the_digest_of_a_base_needs_no_more_than_one_tensor(base: tuple[Path, in
     folder, size, _ = base
     grown, count = peak(folder, "found = run_spec.frozen_facts['tensors']")
     assert count == 9 * LAYERS + 3
+    assert grown < 0.25 * size
+
+
+def test_the_digest_of_a_run_s_own_model_as_a_base_needs_no_more_than_one_tensor(tmp_path: Path):
+    """Of `gpt` with the file of another run, which is no Llama's folder."""
+    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 40)
+    sizes = {"width": WIDTH, "depth": LAYERS, "heads": 8}
+    with torch.random.fork_rng():
+        network = Gpt(**sizes).build((16,), 97)
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    size = sum(value.nbytes for value in network.parameters())
+    weights = str(tmp_path / "model.safetensors")
+    grown, count = peak(tmp_path, "found = run_spec.frozen_facts['tensors']", name="gpt", weights=weights, **sizes)
+    assert count == 8 * LAYERS + 3
     assert grown < 0.25 * size
 
 

@@ -44,8 +44,8 @@ from ..workload import Adapter, Params
 from .dropout import Dropout
 from .fused import check_parts, part_sizes
 from .peft_files import TENSORS, read, written
-from .published import load
-from .stored import StoredTensors, headers_of
+from .published import load, stored_in
+from .stored import StoredTensors
 
 AUTO = (
     ("q", "v"),
@@ -357,12 +357,7 @@ class Lora(Adapter):
         }
 
     def stored(self, network: nn.Module) -> StoredTensors | None:
-        types = {value.dtype for value, _ in parameters_of(network).values()}
-        if self.weights is None or len(types) != 1:
-            return None
-        there = headers_of(Path(self.weights).expanduser())
-        found = {name: (there.get(name), tuple(value.shape)) for name, (value, _) in parameters_of(network).items()}
-        return StoredTensors({name: at for name, (at, shape) in found.items() if at and at.shape == shape}, (*types,))
+        return None if self.weights is None else stored_in(Path(self.weights).expanduser(), network)
 
     def pairs(self, network: nn.Module) -> tuple[Pair, ...]:
         places, found = parameters_of(network), list[Pair]()

@@ -30,7 +30,8 @@ from .attention import attended
 from .dropout import Dropout
 from .head import WITHOUT_HEAD, Head
 from .narrow import as_held, is_linear, linear
-from .published import load
+from .published import load, stored_in
+from .stored import StoredTensors
 
 EPS = 1e-5
 STD = 0.02
@@ -195,3 +196,10 @@ class Gpt(Model):
         if self.weights is not None:
             load(network, Path(self.weights).expanduser())
         return network
+
+    def stored(self, shape: tuple[int, ...], classes: int) -> StoredTensors | None:
+        if self.weights is None:
+            return None
+        with torch.device("meta"):
+            network = Decoder(shape[-1], classes, self)
+        return stored_in(Path(self.weights).expanduser(), network)

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ..files.vision import torchvision_models
+from ..stateless import parameters_of
 from ..workload import Model
 from .convert import GROUPS, convert
+from .stored import StoredTensors, headers_of
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,15 @@ def load(net: nn.Module, path: Path) -> None:
                 net.load_state_dict({name: file.get_tensor(name) for name in fit}, strict=False)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"weights must be a safetensors file, got {path}: {error}") from error
+
+
+def stored_in(path: Path, net: nn.Module) -> StoredTensors | None:
+    """The parameters that `load` takes from a file, each read when it is asked for; None where they have several types
+    in the network, which may be on any device."""
+    there, own = headers_of(path), {name: value for name, (value, _) in parameters_of(net).items()}
+    fit = [name for name, value in own.items() if name in there and there[name].shape == tuple(value.shape)]
+    types = {value.dtype for value in own.values()}
+    return StoredTensors({name: there[name] for name in fit}, (*types,)) if len(types) == 1 else None
 
 
 def take_channels(net: nn.Module, channels: int) -> None:
