@@ -18,6 +18,7 @@ from typing import Any
 
 from ...workloads.processors import processors
 from ..run_spec import RunSpec
+from ..storage.known_digests import known
 from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_file
 from ..user_code import plugin_errors
@@ -26,6 +27,8 @@ NAME = "environment.json"
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 MANY = 100
 """Of more files than this, there is one digest of all names and sizes: to read 100,000 images takes minutes."""
+LARGE = 64 << 20
+"""A file of so many bytes is read for its digest once, and not by every run: a large base takes seconds."""
 
 
 def environment(run_spec: RunSpec) -> dict[str, Any]:
@@ -137,5 +140,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 @lru_cache(1000)
 def digest_of(path: Path, size: int, changed: int) -> str:
-    """The digest of a file, which is read once in a process unless its size or time changes."""
-    return sha256_of_file(path)
+    """The digest of a file, which is read once in a process unless its size or time changes; see LARGE."""
+    if size < LARGE:
+        return sha256_of_file(path)
+    return known([path], "sha256", lambda: {"sha256": sha256_of_file(path)})["sha256"]

@@ -31,7 +31,7 @@ def known(files: Iterable[Path], settings: Any, find: Callable[[], dict[str, Any
     paths = sorted(path.resolve() for path in files)
     before = marks(paths)
     key = sha256_of_json([[str(path) for path in paths], before, settings])
-    file = cache_folder() / "digests-of-bases" / f"{key[:32]}.json"
+    file = cache_folder() / "digests" / f"{key[:32]}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         entry = json.loads(file.read_text("utf-8"))
         if entry["sha256"] == sha256_of_json(entry["facts"]) and isinstance(entry["facts"], dict):

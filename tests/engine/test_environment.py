@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import fedfleet
 from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.runs import environment as found_here
 from fedfleet.engine.runs.environment import MANY, digests, environment, with_earlier
 from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.data.sentiment import Sst2
@@ -85,6 +87,21 @@ def test_many_files_have_one_digest(tmp_path):
     assert only[0] == f"{MANY + 1} files, their names and sizes"
     files["0"].write_text("xx")
     assert digests(files)[only[0]] != only[1]
+
+
+def test_a_large_file_is_read_once_by_all_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(found_here, "LARGE", 4)
+    read: list[Path] = []
+    monkeypatch.setattr(found_here, "sha256_of_file", lambda path: read.append(path) or sha256(path))
+    large, small = tmp_path / "large", tmp_path / "small"
+    for path, content in ((large, "large"), (small, "so")):
+        path.write_text(content)
+        os.utime(path, (1e9, 1e9))
+    for _ in range(2):
+        found_here.digest_of.cache_clear()  # as in another process
+        assert digests({"large": large, "small": small}) == {"large": sha256(large), "small": sha256(small)}
+    assert read == [large, small, small]
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
