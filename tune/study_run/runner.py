@@ -136,7 +136,8 @@ def run_study(
                 remove_parents_states(folder)
                 text = write_report(folder)
         except Interrupted as error:  # also one of a search, whose own command would not go on with the study
-            how = f"; to go on: give the same command again, {folder.path} has the results so far"
+            so_far = f"{folder.path} has the results so far, and fedfleet report {folder.path} shows them"
+            how = f"; to go on: give the same command again; {so_far}"
             raise Interrupted(error.signal, how) from None
         finally:
             with suppress(OSError):  # the disk is full; the folders of the runs are there
