@@ -464,7 +464,7 @@ def test_interrupted_between_searches(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(place, interrupted)
     folder = StudyFolder(tmp_path / "out")
-    with pytest.raises(Interrupted, match="give the same command again; .* and fedfleet report .*out shows them"):
+    with pytest.raises(Interrupted, match=r"give the same command again; .* and fedfleet report .*out shows them"):
         run_study(load(str(tmp_path / "small.yaml")), folder.path, 2, quiet=True)
     results = [path.parent.name for path in folder.path.glob("searches/*/result.json")]
     begun = {path.parts[-3] for path in folder.path.glob("searches/*/trials/*")}
