@@ -181,11 +181,15 @@ def of_clients(metric: str) -> OfClients | None:
 
 def better_off(base: np.ndarray, other: np.ndarray, best: str) -> tuple[list[float], float]:
     """(shares of the clients that are better, equal and worse off with the other values than with the base values, mean
-    difference), nan without clients. base, other: (c,); best: "max" or "min"."""
+    difference), nan without clients. base, other: (c,); best: "max" or "min".
+
+    Values that agree in the twelve digits which a study keeps of them (`kept_results.number`) are equal: some of the
+    runs may have been read from what was kept, and others not.
+    """
     apart = other - base
     if not len(apart):
         return [math.nan] * 3, math.nan
-    better = np.sign(apart) * (1 if best == "max" else -1)
+    better = np.where(np.isclose(other, base, rtol=1e-11, atol=0), 0, np.sign(apart)) * (1 if best == "max" else -1)
     return [float(np.mean(better == way)) for way in (1, 0, -1)], float(apart.mean())
 
 

@@ -15,6 +15,7 @@ from fedfleet.engine.storage.atomic_write import write
 from fedfleet.tune.by_client import better_off
 from fedfleet.tune.report.served import Row, Served, clients_of, differences, pairs, served, spread_table, worse_off
 from fedfleet.tune.report.statistics import bootstrap
+from fedfleet.tune.study.kept_results import number
 
 SPREAD = (0.5, 0.5, 0.1, 0.4, math.nan, 2000.0)
 
@@ -31,6 +32,12 @@ def test_shares_are_strict_and_over_pairs_with_the_same_split():
     assert (parts, len(found[0])) == ([0.5, 0.5, 0.0], 2)
     assert difference == pytest.approx(0.05, abs=1e-15)
     assert better_off(*found, "min")[0] == [0.0, 0.5, 0.5]
+
+
+def test_a_kept_value_is_equal_to_the_one_that_it_was():
+    kept, found = np.array([number(17 / 18), 0.5]), np.array([17 / 18, 0.5 + 1e-9])
+    assert kept[0] != found[0]
+    assert better_off(kept, found, "max")[0] == better_off(found, kept, "min")[0] == [0.5, 0.5, 0.0]
 
 
 def test_differences_by_client_are_means_over_seeds():
