@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -325,6 +326,22 @@ def test_a_rate_is_a_slope_over_levels():
     assert decided(-0.5, "T") == TIE
     assert decided(0.9, "T") == REPRODUCED
     assert decided(-1.7, "T") == NOT_REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("third", "expected"),
+    [(3.0, REPRODUCED), (2.5, REPRODUCED), (2.25, TIE), (1.75, TIE), (1.5, NOT_REPRODUCED), (math.nan, TIE)],
+)
+def test_values_that_rise_over_levels(third, expected):
+    some = with_cells({"a": [0.0]})
+    rows = some["s"].measured.rows
+    (run,) = rows.pop(("a", "all"))
+    for level, value in {"x": 1.0, "y": 2.0, "z": third, "v": 7.0}.items():
+        rows["a", level] = [run._replace(values=dict.fromkeys(SUMMARIES, value))]
+    line = {"method": "a", "margin": 0.5}
+    assert verdict_of(some, rises={**line, "lines": [["x", "y", "z"]]}) == expected
+    assert verdict_of(some, rises={**line, "lines": [["x", "y"], ["y", "z"]]}) == expected
+    assert verdict_of(some, rises={**line, "lines": [["v", "y"], ["y", "z"]]}) == NOT_REPRODUCED
 
 
 def test_tuning_that_varies_and_methods_that_are_sooner():

@@ -23,6 +23,7 @@ from .inputs import (
     Paper,
     Points,
     Rate,
+    Rises,
     Sooner,
     Varied,
 )
@@ -71,6 +72,8 @@ def verdict(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
         return varied(criterion, some[0].measured)
     if isinstance(criterion, Sooner):
         return sooner(criterion, claim.level, some[0].measured)
+    if isinstance(criterion, Rises):
+        return rises(criterion, some)
     if isinstance(criterion, Rate):
         return rate(criterion, some[0])
     assert isinstance(criterion, Points)
@@ -257,6 +260,21 @@ def took(evaluations: tuple[float, ...], value: float) -> float:
 
 def in_evaluations(number: float) -> str:
     return "–" if number == float("inf") else f"{number:.0f}"
+
+
+def rises(criterion: Rises, some: list[Study]) -> Verdict:
+    """The claim holds if every step from a level to the next one is at least the margin, and fails if one is as large
+    in the other direction. Otherwise it is a tie."""
+    found = [
+        [mean(values(some, criterion.method, level, SUMMARIES[0])) for level in levels] for levels in criterion.lines
+    ]
+    steps = np.concatenate([np.diff(line) for line in found])
+    holds, fails = bool((steps >= criterion.margin).all()), bool((steps <= -criterion.margin).any())
+    return Verdict(
+        REPRODUCED if holds else NOT_REPRODUCED if fails else TIE,
+        f"larger by {criterion.margin:g} or more at each next level",
+        "; ".join(f"{criterion.method}: {', '.join(f'{value:.2f}' for value in line)}" for line in found),
+    )
 
 
 def rate(criterion: Rate, study: Study) -> Verdict:

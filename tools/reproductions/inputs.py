@@ -103,6 +103,15 @@ class Sooner(Section):
     values: tuple[float, ...] = Field(min_length=1)
 
 
+class Rises(Section):
+    """From each level of a line to the next one, the value of the last evaluation of a method is larger by the
+    margin."""
+
+    method: str
+    margin: float = Field(gt=0)
+    lines: tuple[tuple[str, ...], ...] = Field(min_length=1)
+
+
 class Points(Section):
     """Every method is at most `within` from its published number, by the summary that its study reports."""
 
@@ -145,6 +154,7 @@ class Claim(Section):
     chosen: Chosen | None = None
     varied: Varied | None = None
     sooner: Sooner | None = None
+    rises: Rises | None = None
     points: Points | None = None
     rate: Rate | None = None
     remark: str = ""
@@ -159,7 +169,7 @@ class Claim(Section):
     def criteria(self) -> list[Section]:
         """Its criterion in a list; [] for a claim that was not tried."""
         found = (self.order, self.near, self.interval, self.least, self.chosen, self.varied, self.sooner, self.points)
-        found += (self.rate, self.near_best)
+        found += (self.rate, self.near_best, self.rises)
         return [criterion for criterion in found if criterion is not None]
 
 
