@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import shutil
@@ -67,6 +69,12 @@ def test_a_wrong_configuration_is_one_sentence():
     with pytest.raises(fedfleet.ConfigError, match="cohort <= clients must hold, got 20 with clients=3") as raised:
         fedfleet.Federation(clients=3)
     assert raised.value._render_traceback_() == [f"ConfigError: {raised.value}"]
+
+
+def test_type_checkers_see_all_keys_of_an_experiment():
+    source = ast.parse(inspect.getsource(fedfleet.Experiment))
+    for_checkers = next(node for node in ast.walk(source) if getattr(node, "name", "") == "__init__")
+    assert {each.arg for each in for_checkers.args.kwonlyargs} == set(fedfleet.Experiment.model_fields)
 
 
 def test_an_experiment_is_shown_by_what_differs_from_the_defaults():
@@ -375,7 +383,7 @@ import fedfleet
 from typing_extensions import assert_type
 
 experiment = fedfleet.Experiment(workload="digits", method="fedavg", federation={"rounds": 3}, seed=1)
-typed = fedfleet.Experiment(workload="digits", method={"name": "fedavg"}, engine=fedfleet.Engine(backend="local"))
+typed = fedfleet.Experiment(workload="digits", method="fedavg", attack="zero", engine=fedfleet.Engine(backend="local"))
 assert_type(experiment.federation, fedfleet.Federation)
 assert_type(fedfleet.load("digits", ["seed=1"]), fedfleet.Experiment)
 
@@ -398,7 +406,7 @@ table = fedfleet.compare([result, "runs/other"], targets=[0.9])
 assert_type(fedfleet.__version__, str)
 try:
     fedfleet.shutdown()
-except (fedfleet.ConfigError, fedfleet.Diverged, fedfleet.Interrupted):
+except (fedfleet.ConfigError, fedfleet.InUse, fedfleet.Diverged, fedfleet.ClientFailed, fedfleet.Interrupted):
     raise
 fedfleet.run(3)  # an error
 fedfleet.Experiment(workload="digits")  # an error

@@ -1223,6 +1223,7 @@ class Experiment(Section):
             name: str = "",
             plugins: str | Sequence[str] = (),
             aggregate: Any = "mean",
+            attack: Any = None,
             federation: Federation | Mapping[str, Any] = Federation(),
             privacy: Privacy | Mapping[str, Any] | None = None,
             systems: Systems | Mapping[str, Any] | None = None,

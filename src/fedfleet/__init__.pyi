@@ -8,10 +8,12 @@ from .engine.config.schema import Federation as Federation
 from .engine.config.schema import Local as Local
 from .engine.config.schema import Tracking as Tracking
 from .engine.config.schema import WorkerGroup as WorkerGroup
+from .engine.errors import ClientFailed as ClientFailed
 from .engine.errors import ConfigError as ConfigError
 from .engine.errors import Diverged as Diverged
 from .engine.errors import FedFleetError as FedFleetError
 from .engine.errors import Interrupted as Interrupted
+from .engine.errors import InUse as InUse
 from .engine.records.history import Record as Record
 from .engine.runs.observer import Observer as Observer
 from .engine.runs.result import Result as Result
