@@ -1,8 +1,7 @@
 """The tables of methods and parts that experiments choose by name. Importing this module imports no torch.
 
-A plug-in is any module with tables like these (METHODS, RULES, BALLS, COMPRESSIONS, CODECS, WORKLOADS, MODELS,
-PARTITIONS, TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS). A value is a callable, or an entry that says
-where the callable is and, in one line, what it is.
+A plug-in is any module with tables like these; docs/howto/plugins.md has the names of all tables. A value is a
+callable, or an entry that says where the callable is and, in one line, what it is.
 """
 
 from __future__ import annotations
