@@ -20,7 +20,7 @@ COMMANDS = {
     "contribution": "Say what each client contributes to the complete run in the folder RUN.",
     "data": "Check the data sets that STUDY needs: what is missing, damaged or here in part, and all SHA-256.",
     "doctor": "Check versions on every node, placement of workers, storage, authentication and the MLflow store.",
-    "export": "Write the own models of clients of the complete run in the folder RUN as safetensors files.",
+    "export": "Write models of the complete run in the folder RUN to files: those of clients, or that of the server.",
     "fleet": "Print percentiles of the devices in the section `systems` of EXPERIMENT, and write them to files.",
     "fork": "Go on from a committed round of the run in DIRECTORY with other settings, as a run of its own.",
     "list": "List what can be chosen by name.",

@@ -27,7 +27,8 @@ def run(
 
     out: a folder for the run's files (configuration, environment, rounds.parquet, model, log, checkpoints); None for a
     run without files, which cannot be resumed. observers: they receive every round and every line of the log; a
-    function instead of an Observer is called with the record of every round. run_id: the run's name; a new one is made
+    function instead of an Observer is called with the record of every round, and one of two arguments also gets the
+    run, see `Observer`. run_id: the run's name; a new one is made
     if it is None. stop: called often, returns the number of a signal that shall end the run, or 0; without it, SIGINT,
     SIGTERM, SIGHUP and SIGUSR1 of this process end the run, the last two unless the program handles or ignores them.
     initial_model: the model before round 1, name -> tensor or array, such as the `model` of another result; None for
@@ -81,11 +82,11 @@ def resume(
         fedfleet.resume(experiment, "runs/mine")
         fedfleet.resume("runs/mine", rounds=500)
 
-    experiment: the configuration of the run. It may differ in settings that do not change the result (workers, backend,
-    tracking), and it may have more rounds, also if the run is complete. rounds: the same, in place of those of the
-    configuration. Without it, the run continues with the configuration in its folder; this is
-    impossible if the workload or the method was an object and not a name. directory: the run's folder. observers, stop,
-    progress: as in `run`. Raises ConfigError if there is nothing to resume from, or if other settings differ, which it
-    names.
+    experiment: the run's folder alone, and the run continues with the configuration there, which is impossible if the
+    workload or the method was an object and not a name; or the configuration, with the folder as `directory`. It may
+    differ from that in the folder in settings that do not change the result (workers, backend, tracking), and it may
+    have more rounds, also if the run is complete. rounds: the number of rounds, in place of that of the configuration.
+    observers, stop, progress: as in `run`. Raises ConfigError if there is nothing to resume from, or if other settings
+    differ, which it names; and what `run` raises.
     """
     return api.resume(experiment, directory, with_progress(observers, progress), stop, rounds=rounds)

@@ -290,7 +290,9 @@ class Coding(Compression):
         if getattr(self.down, "tiles", None) is not None:
             raise ValueError("down: tiles are for the way up, where each tensor has its shape; give size there")
         if self.mean == "sent" and self.memory == "ef21":
-            raise ValueError("mean: sent has no meaning with ef21, whose server adds up what all clients remember")
+            raise ValueError(
+                "mean: sent has no meaning with ef21, whose server adds up what all clients remember; choose mean: all"
+            )
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
         if method.server.uses_norm2 and (self.mean == "sent" or self.memory == "ef21"):

@@ -74,7 +74,10 @@ class ParameterFree(Deferred):
         if given.lr is not None and gamma is not None and given.beta is not None:
             return Sizes(given.lr, gamma, given.beta)
         if context.steps is None:
-            raise ValueError("lr, gamma and beta must be given with federation.local.epochs: K differs between clients")
+            raise ValueError(
+                "lr, gamma and beta must be given with federation.local.epochs, by which K differs between clients; "
+                "give them, or federation.local.steps"
+            )
         free = self.parameter_free(context.cohort, context.steps, context.rounds)
         return Sizes(given.lr or free.lr, gamma or free.gamma, given.beta or free.beta)
 

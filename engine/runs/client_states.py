@@ -95,7 +95,8 @@ class ClientStates:
             return RowFiles(self._layout, sample)
         except OSError as error:
             raise ConfigError(
-                f"{self._layout.folder}: the states of clients cannot be read ({error.strerror})"
+                f"{self._layout.folder}: the states of clients cannot be read ({error.strerror}); put its files back, "
+                "or run the experiment anew"
             ) from None
 
     @property

@@ -139,7 +139,9 @@ def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int
         actor = ray.get_actor(actor_name(run_id), NAMESPACE)
     except ValueError:
         going = ", ".join(running()) or "none"
-        raise ConfigError(f"no run {run_id} goes on at {address} (of those that were detached: {going})") from None
+        raise ConfigError(
+            f"RUN: no detached run {run_id} is under way at {address}; give one that is ({going}), or another --address"
+        ) from None
     if signal:
         answered(actor.stop.remote(signal), f"run {run_id}", address)
     watching = list(observers)

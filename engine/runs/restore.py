@@ -49,7 +49,10 @@ def run_at(url: str) -> str:
             return url
         inside = [name for name in open_folder(url).names() if copies_at(join_url(url, name)).rounds()]
     except OSError as error:
-        raise ConfigError(f"{redacted(url)} cannot be read ({redacted(first_line(error))})") from None
+        raise ConfigError(
+            f"{redacted(url)} cannot be read ({redacted(first_line(error))}); give what checkpoint.folder was, and "
+            "credentials in the environment if it needs some"
+        ) from None
     if len(inside) == 1:
         return join_url(url, inside[0])
     held = (

@@ -70,7 +70,9 @@ class Result:
             seconds = summary["total_seconds"]
             return Result(summary["run_id"], configuration, History(rows), model, seconds, path, stopped, best)
         except Exception as error:  # damage shows itself in any kind of error
-            raise ConfigError(f"{path}: the result is damaged or incomplete ({first_line(error)})") from error
+            raise ConfigError(
+                f"{path}: the result is damaged or incomplete ({first_line(error)}); remove the folder to run it again"
+            ) from error
 
     @property
     def records(self) -> pa.Table:

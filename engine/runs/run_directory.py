@@ -288,7 +288,7 @@ def refuse_run(path: Path) -> None:
 
 def refuse_result(path: Path) -> None:
     if (path / "result.json").is_file():
-        raise ConfigError(f"{path}: the run is complete, there is nothing to resume")
+        raise ConfigError(f"{path}: the run is complete; to make it longer: fedfleet resume {path} federation.rounds=N")
 
 
 def read_run_id(path: Path) -> str:

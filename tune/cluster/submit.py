@@ -67,7 +67,8 @@ def client(address: str) -> Any:
         if "401" in str(error) or "403" in str(error):
             raise ConfigError(f"--address {address}: the cluster requires a token, or another one; {TOKEN}") from None
         raise ConfigError(
-            f"--address {address}: no dashboard of a cluster answers there ({first_line(error)})"
+            f"--address {address}: no dashboard of a cluster answers there ({first_line(error)}); give the dashboard's "
+            "address that `ray start --head` printed"
         ) from None
 
 
@@ -100,7 +101,9 @@ def follow(job: str, address: str, stop: bool = False) -> None:
             while not (status := jobs.get_job_status(job)).is_terminal():
                 time.sleep(TICK)
     except RuntimeError as error:
-        raise ConfigError(f"--address {address}: {first_line(error)}") from None
+        raise ConfigError(
+            f"--address {address}: {first_line(error)}; `ray job list --address {address}` has the jobs"
+        ) from None
     except KeyboardInterrupt:
         raise FedFleetError(
             f"the job continues; to follow it again: fedfleet attach {job} --address {address}"

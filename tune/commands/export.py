@@ -35,7 +35,7 @@ FORMS = ("tensors", "personal", "adapter", "merged", "model")
     *("--client", "--clients", "clients"),
     multiple=True,
     metavar="I,J",
-    help="The clients (may be repeated), or all; needed for --as tensors.",
+    help="The clients (may be repeated), or all; needed for --as tensors and --as personal.",
 )
 @click.option(
     *("--as", "form"),
@@ -61,11 +61,12 @@ FORMS = ("tensors", "personal", "adapter", "merged", "model")
 )
 @report_errors
 def command(run: Path, clients: tuple[str, ...], form: str, adapt: int | None, out: Path | None) -> None:
-    """Write the own models of clients of the complete run in the folder RUN as safetensors files.
+    """Write models of the complete run in the folder RUN to files: those of clients, or that of the server.
 
-    A file has all tensors of the model that the client is served with after the last round. The model of a run with an
-    adapter is written in other forms, too, also that of the server. Plug-ins that the run's config.yaml names are
-    executed: do not export from a folder that you do not trust.
+    By default a file has all tensors of the model that a client is served with after the last round. Runs with an
+    adapter, or with a model of transformers, have further forms, in which the server's model can be written, too; its
+    tensors as they are lie in model.safetensors in RUN. Plug-ins that the run's config.yaml names are executed: do not
+    export from a folder that you do not trust.
     """
     if form not in ("tensors", "personal"):
         return export_adapted(run, clients, form, adapt or 0, out)
@@ -107,9 +108,14 @@ def export_adapted(run: Path, clients: tuple[str, ...], form: str, adapt: int, o
         workload = workload.of
     adapter: Any = getattr(workload, "adapter", None)
     if adapter is None and form != "model":
-        raise ConfigError(f"{run}: --as {form} needs a run with workload.adapter; it has none")
+        raise ConfigError(
+            f"{run}: --as {form} needs a run with workload.adapter, got none; for the tensors of a client leave "
+            "--as out"
+        )
     if not hasattr(workload, "published"):
-        raise ConfigError(f"{run}: --as {form} needs a workload with a network; it has none")
+        raise ConfigError(
+            f"{run}: --as {form} needs a workload with a network, got none; for the tensors of a client leave --as out"
+        )
     with plugin_errors(str(run)):
         if adapter is None or form == "model":
             whole = tensors if adapter is None else adapter.merged(workload.outline, tensors)

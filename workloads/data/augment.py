@@ -47,7 +47,9 @@ class Augmented(FromFiles):
 
     def __post_init__(self) -> None:
         if not set(self.augment) <= set(KINDS):
-            raise ValueError(f"augment must hold {' and '.join(KINDS)}, got augment={self.augment}")
+            raise ValueError(
+                f"augment may have {' and '.join(KINDS)} alone, got augment={list(self.augment)}; leave the others out"
+            )
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
         x = batch["input"]

@@ -96,7 +96,9 @@ class FromFile(Tokeniser):
         try:
             self.inner: Any = tokenizers().Tokenizer.from_str(text)
         except Exception as error:  # the package raises Exception itself
-            raise ValueError(f"tokens: {where} is no tokenizer.json ({error})") from error
+            raise ValueError(
+                f"tokens: {where} is no tokenizer.json ({error}); give a file that the package tokenizers has written"
+            ) from error
         self.inner.no_padding()
         self.inner.no_truncation()
         number = None if end is None else self.inner.token_to_id(end)

@@ -377,7 +377,9 @@ class Lora(Adapter):
         found = dict(p)
         for pair in self.pairs(network):
             if pair.tied:
-                raise ValueError(f"{pair.weight} belongs to several modules, of which one alone is adapted")
+                raise ValueError(
+                    f"{pair.weight} belongs to several modules, of which one alone is adapted; write the adapter alone"
+                )
             factors = {name: found.pop(name).double() for name in (pair.a, pair.b)}
             weight, dtype = found[pair.weight].double(), torch.promote_types(p[pair.weight].dtype, p[pair.a].dtype)
             found[pair.weight] = (weight + pair.change(factors, weight.shape)).to(dtype)

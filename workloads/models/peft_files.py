@@ -92,10 +92,15 @@ def read(folder: Path, settings: Any, network: nn.Module, modules: Mapping[str, 
     rank, alpha = settings.rows, settings.alpha_of(settings.rows)
     for key, wanted in (("r", rank), ("lora_alpha", alpha), ("use_rslora", settings.stabilised)):
         if config.get(key, False) != wanted:
-            raise ValueError(f"factors: {key} must be {wanted}, as the settings say, got {config.get(key)} in {folder}")
+            raise ValueError(
+                f"factors: {key} must be {wanted}, as the settings say, got {config.get(key)} in {folder}; give the "
+                "settings of the folder"
+            )
     for key in ("use_dora", "rank_pattern", "alpha_pattern"):
         if config.get(key):
-            raise ValueError(f"factors: adapters with {key} are not known, got {config[key]} in {folder}")
+            raise ValueError(
+                f"factors: adapters with {key} are not known, got {config[key]} in {folder}; give a folder without it"
+            )
     names, parameters = dict(names_of(modules)), parameters_of(network)
     trained = {name: value for name, (value, _) in parameters.items() if value.requires_grad}
     wanted = {name: names.get(name, f"{PREFIX}{name}") for name in trained}

@@ -248,7 +248,10 @@ class Pretrained(Model):
         try:
             config = package.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # of whatever kind transformers raises on a damaged or unknown configuration
-            raise ValueError(f"folder: transformers cannot read {path}/{CONFIG} ({first_line(error)})") from error
+            raise ValueError(
+                f"folder: transformers cannot read {path}/{CONFIG} ({first_line(error)}); give a folder that "
+                "save_pretrained has written"
+            ) from error
         both_ways = type(config) in package.AutoModelForMaskedLM._model_mapping
         if self.head == "causal" and both_ways:
             raise ValueError(
@@ -362,7 +365,10 @@ class Pretrained(Model):
         unfit = [name for name in missing if name in there]
         for names, what in ((unfit, "another shape of"), ([] if more else missing, "no")):
             if names:
-                raise ValueError(f"folder: {self.path} has {what} {few(names)}, and {kind} is built from it")
+                raise ValueError(
+                    f"folder: {self.path} has {what} {few(names)}, and {kind} is built from it; give a folder whose "
+                    "config.json belongs to its weights"
+                )
 
     def loaded(self, kind: Any, config: Any) -> Any:
         """The network with the numbers of the files; a head that they do not have is drawn. Raises ValueError if they
@@ -380,7 +386,10 @@ class Pretrained(Model):
                     ignore_mismatched_sizes=True,
                 )
         except (OSError, ValueError, RuntimeError) as error:
-            raise ValueError(f"folder: transformers cannot load {self.path} ({first_line(error)})") from error
+            raise ValueError(
+                f"folder: transformers cannot load {self.path} ({first_line(error)}); give a folder that "
+                "save_pretrained has written"
+            ) from error
         body = f"{network.base_model_prefix}."
         of_head = (lambda name: not name.startswith(body)) if self.head == "classify" else (lambda name: False)
         missing = sorted(name for name in found["missing_keys"] if not of_head(name))
@@ -388,7 +397,10 @@ class Pretrained(Model):
         more = sorted(name for name in found["unexpected_keys"] if not of_head(name))
         for names, what in ((missing, "no"), (unfit, "another shape of"), (more, "besides what it needs")):
             if names:
-                raise ValueError(f"folder: {self.path} has {what} {few(names)}, and {kind.__name__} is built from it")
+                raise ValueError(
+                    f"folder: {self.path} has {what} {few(names)}, and {kind.__name__} is built from it; give a folder "
+                    "whose config.json belongs to its weights"
+                )
         return network.train()
 
     def choose_trained(self, network: nn.Module) -> None:

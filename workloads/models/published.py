@@ -168,7 +168,9 @@ def take_channels(net: nn.Module, channels: int) -> None:
     if first is None or first.in_channels == channels:
         return
     if first.groups != 1:
-        raise ValueError(f"the network takes images of {first.in_channels} channels, got {channels}")
+        raise ValueError(
+            f"the network takes images of {first.in_channels} channels, got {channels}; choose another network"
+        )
     first.weight = nn.Parameter(over_channels(first.weight.detach(), channels))
     first.in_channels = channels
 

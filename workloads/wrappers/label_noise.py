@@ -47,7 +47,10 @@ class LabelNoise(OtherRows):
     def check(self) -> None:
         super().check()
         if getattr(self.of, "classes", None) is None:
-            raise ValueError(f"label_noise needs a workload with labels and classes, got {type(self.of).__name__}")
+            raise ValueError(
+                f"label_noise needs a workload with labels and classes, got {type(self.of).__name__}; choose another "
+                "workload"
+            )
 
     def rates(self, seed: int, clients: int) -> np.ndarray:
         """(clients,) the probability that a label of each client is wrong."""

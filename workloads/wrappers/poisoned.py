@@ -39,7 +39,10 @@ class Poisoned(OtherRows):
         """C. Raises ValueError for a workload without classes."""
         classes = getattr(self.of, "classes", None)
         if classes is None:
-            raise ValueError(f"poisoned data need a workload with labels and classes, got {type(self.of).__name__}")
+            raise ValueError(
+                f"poisoned data need a workload with labels and classes, got {type(self.of).__name__}; choose another "
+                "workload"
+            )
         return classes
 
     def check(self) -> None:
