@@ -18,7 +18,7 @@ import numpy as np
 from ..engine.records.client_models import FILE
 from ..engine.records.metrics import DETAIL, OWN
 from .page.content import NO_STYLE, Axis, Chart, Curve, Marks, PageSection, TableCell, numbers, row_of
-from .run_files import Columns, column, parquet
+from .run_files import Columns, column, parquet, same
 from .units import ROWS, factor, with_unit
 
 MODELS = rf"(server|{OWN})"
@@ -183,13 +183,12 @@ def better_off(base: np.ndarray, other: np.ndarray, best: str) -> tuple[list[flo
     """(shares of the clients that are better, equal and worse off with the other values than with the base values, mean
     difference), nan without clients. base, other: (c,); best: "max" or "min".
 
-    Values that agree in the twelve digits which a study keeps of them (`kept_results.number`) are equal: some of the
-    runs may have been read from what was kept, and others not.
+    Values that are the `same` are equal.
     """
     apart = other - base
     if not len(apart):
         return [math.nan] * 3, math.nan
-    better = np.where(np.isclose(other, base, rtol=1e-11, atol=0), 0, np.sign(apart)) * (1 if best == "max" else -1)
+    better = np.where(same(other, base), 0, np.sign(apart)) * (1 if best == "max" else -1)
     return [float(np.mean(better == way)) for way in (1, 0, -1)], float(apart.mean())
 
 

@@ -81,6 +81,12 @@ def column(table: Any, name: str) -> np.ndarray:
     return np.array(table.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
+def same(a: Any, b: Any) -> Any:
+    """Whether values agree in the twelve digits which a study keeps of them (`study.kept_results.number`): some of the
+    runs may have been read from what was kept, and others not. a, b: numbers, or arrays of one shape."""
+    return np.isclose(a, b, rtol=1e-11, atol=0)
+
+
 def privacy_spent(run: Path) -> str:
     """What the rounds of a private run cost, as its log says in one line; "" for a run without privacy."""
     found = next((text for text in reversed(log_texts(run)) if text.startswith("privacy: ") and "(spent" in text), "")

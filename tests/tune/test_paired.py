@@ -12,6 +12,7 @@ import pytest
 
 import fedfleet
 from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.study.kept_results import line_of, restore_line
 
 from .commands import LOCAL, invoke
 
@@ -100,6 +101,17 @@ def test_trials_of_a_search_leave_no_models(tmp_path):
     assert table["difference"].item() == finals[1] - finals[0]
     assert math.isnan(table["models apart"].item())
     assert list(fedfleet.compare([tmp_path / "search"])["eval/accuracy"]) == finals
+
+
+def test_a_loss_that_was_kept_is_equal_to_the_one_that_it_was(runs, tmp_path):
+    (parent, fork), *_ = runs
+    assert parent.directory is not None
+    line = line_of(parent.directory, {"train/loss"})
+    assert line is not None
+    assert line["rows"]["train/loss"] != [row["train/loss"] for row in parent.rows]
+    restore_line(tmp_path / "kept", line)
+    table = fedfleet.compare([tmp_path / "kept", fork], "eval/loss", paired=True)
+    assert table["equal rounds"].item() == 2
 
 
 def test_a_run_without_its_model_or_its_record(runs, tmp_path):

@@ -36,6 +36,7 @@ from fedfleet.tune.report.tables import privacy, tables
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.report import page_of as search_page
 from fedfleet.tune.search.trial_store import Trial
+from fedfleet.tune.study import kept_results
 from fedfleet.tune.study.cells import trials
 from fedfleet.tune.study.folder import Points, StudyFolder
 from fedfleet.tune.study.spec import Published, Report, load
@@ -71,6 +72,25 @@ def test_paired_without_a_spread():
     assert paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).p == 1.0
     assert paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}).p == 0.0
     assert math.isnan(paired({0: 2.0}, {0: 1.0}).p)
+
+
+def test_a_kept_value_is_equal_to_the_one_that_it_was():
+    """Of equal methods the first one stands out and there is no difference, also if one of them was read from what was
+    kept; a target is reached by a value that is the same in the digits that are kept."""
+    values, place = [2 / 3, 17 / 18, 0.7 + 0.2], ("",)
+    kept = [kept_results.number(value) for value in values]
+    for first, other in ((values, kept), (kept, values)):
+        runs = [made(name, "", i, one) for name, some in (("A", first), ("B", other)) for i, one in enumerate(some)]
+        for best in ("max", "min"):
+            found = Findings("", Report(best=best), ["A", "B"], [place], runs)
+            assert found.leader(place) == "A"
+            assert not any(found.better(*pair) for pair in zip(first, other, strict=True))
+        both = paired(dict(enumerate(first)), dict(enumerate(other)))
+        assert (both.difference, both.p) == (0.0, 1.0)
+        runs = [run._replace(points=Points(*np.array([[1.0], [run.final], [1.0], [1.0]]))) for run in runs[2::3]]
+        assert [shared_target(Findings("", Report(best="max"), ["A"], [place], [run])) for run in runs] == [0.9, 0.9]
+        assert all(reached(run.points, target, found.better) for run in runs for target in (0.9, 0.7 + 0.2))
+    assert found.better(0.5, 0.5 + 1e-9)
 
 
 def test_holm_by_hand():

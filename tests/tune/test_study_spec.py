@@ -19,6 +19,7 @@ from fedfleet.tune.report.findings import chosen_by
 from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
 from fedfleet.tune.study.check import checked, resolve, with_direction
 from fedfleet.tune.study.folder import StudyFolder
+from fedfleet.tune.study.kept_results import number
 from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import Study, load, shipped
 
@@ -54,6 +55,19 @@ def test_the_best_trial_is_the_cell(tmp_path: Path):
 def scored(table: dict[tuple[float, str, int], float]) -> Any:
     """A score function from a table (step size, level, seed) -> value."""
     return lambda cell: table[cell.data["method"]["rule"]["lr"], cell.place[0], cell.seed]
+
+
+@pytest.mark.parametrize("best", ["max", "min"])
+def test_of_equal_trials_the_first_one_decides_also_where_others_were_kept(tmp_path: Path, best: str):
+    """A trial that is read from cells.jsonl has twelve digits of the value that an equal one has here."""
+    sign = 1 if best == "max" else -1
+    study = load(written(tmp_path, tune={"each": "level"}))
+    chosen = []
+    for kept in (0.1, 0.01):
+        at = {rate: number(17 / 18) if rate == kept else 17 / 18 for rate in (0.1, 0.01)}
+        tuned = cells(study, lambda cell, at=at: sign * at[cell.data["method"]["rule"]["lr"]])
+        chosen += [cell.data["method"]["rule"]["lr"] for cell in tuned if cell.method == "FedAvg"]
+    assert chosen == [0.1] * 8
 
 
 def test_what_decides(tmp_path: Path):

@@ -20,6 +20,7 @@ from ...engine.runs.saved_files import read_rows, saved_config
 from ...engine.storage.expanded import expanded
 from ...engine.storage.plain_files import read_text
 from ..report.statistics import spread
+from ..run_files import same
 from .findings import runs_in
 from .labels import labels_of, settings_of
 from .paired import compare_paired, rows_of
@@ -150,7 +151,8 @@ def measures(result: Result, metric: str, lower: bool, targets: Sequence[float])
     if "system/clock" in result.rows.columns:
         costs["virtual seconds"] = result.rows.column("system/clock")[0][measured]
     for target in targets:
-        reached = np.flatnonzero(values <= target if lower else values >= target)
+        beyond = values <= target if lower else values >= target
+        reached = np.flatnonzero(beyond | same(values, target))
         for name, cost in costs.items():
             found[f"{name} to {target:g}"] = float(cost[reached[0]]) if len(reached) else math.nan
     for name, column in (("MB up", "comm/bytes_up"), ("MB down", "comm/bytes_down")):

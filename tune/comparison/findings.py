@@ -16,7 +16,7 @@ from ..output_paths import check_page
 from ..report.files import text, write_page
 from ..report.findings import Findings, MeasuredRun, measured
 from ..report.tables import tables
-from ..run_files import column_names, read_config, why_unfinished
+from ..run_files import column_names, read_config, same, why_unfinished
 from ..study.folder import FINISHED
 from ..study.kept_results import restore
 from ..study.spec import Report
@@ -67,8 +67,10 @@ def shared_target(found: Findings) -> float | None:
     if value == 0:
         return value
     digit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
-    rounded = (math.floor if larger else math.ceil)(value / digit) * digit
-    return float(f"{rounded:.10g}")
+    whole = round(value / digit)
+    if not same(value / digit, whole):
+        whole = (math.floor if larger else math.ceil)(value / digit)
+    return float(f"{whole * digit:.10g}")
 
 
 def runs_in(path: Path) -> list[Path]:

@@ -20,6 +20,8 @@ from ...engine.records.metrics import nearest_column
 from ...engine.runs.result import Result
 from ..listing import columns
 from ..report.statistics import Paired, paired
+from ..run_files import same
+from ..study.kept_results import is_restored
 
 DRAWS = ("clients", "cohort", "sampler")
 """Keys of the section federation that the cohorts of a run follow from, besides its seed."""
@@ -125,13 +127,19 @@ def measured(result: Result, metric: str) -> dict[int, float]:
 
 def equal_until(base: Result, other: Result) -> int | None:
     """The last round up to which two runs had the same training loss; None if one of the records has no losses, as
-    those that were restored from cells.jsonl."""
+    most of those that were restored from cells.jsonl. The others have twelve digits of them."""
     if any("train/loss" not in result.rows.columns for result in (base, other)):
         return None
     first, second = (result.rows.column("train/loss")[0] for result in (base, other))
     count = min(len(first), len(second))
-    same = (first[:count] == second[:count]) | (np.isnan(first[:count]) & np.isnan(second[:count]))
-    return count if same.all() else int(np.argmin(same))
+    first, second = first[:count], second[:count]
+    alike = same(first, second) if any(map(was_restored, (base, other))) else first == second
+    alike |= np.isnan(first) & np.isnan(second)
+    return count if alike.all() else int(np.argmin(alike))
+
+
+def was_restored(result: Result) -> bool:
+    return result.directory is not None and is_restored(result.directory)
 
 
 def apart(base: Result, other: Result) -> float:

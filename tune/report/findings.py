@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ...engine.records.metrics import on_validation
 from .. import units
 from ..by_client import ByClient
-from ..run_files import column, data_in_part, privacy_spent, read_columns, read_table, versions_of
+from ..run_files import column, data_in_part, privacy_spent, read_columns, read_table, same, versions_of
 from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
@@ -24,6 +24,7 @@ from .statistics import Spread, spread
 
 Place = tuple[str, ...]
 """A level: one label for each axis."""
+T = TypeVar("T")
 
 
 class MeasuredRun(NamedTuple):
@@ -112,9 +113,13 @@ class Findings:
 
     def leader(self, place: Place) -> str | None:
         """The method with the best mean at a level; None if nothing finished there."""
-        means = {method: self.spread(method, place).mean for method in self.methods}
-        known = [method for method, mean in means.items() if not math.isnan(mean)]
-        return self.best_of(known, key=means.__getitem__, default=None)
+        return self.first_best({method: self.spread(method, place).mean for method in self.methods})
+
+    def first_best(self, values: Mapping[T, float]) -> T | None:
+        """The first of those whose values are the `same` as the best one; None if all values are nan."""
+        known = {one: value for one, value in values.items() if not math.isnan(value)}
+        best = self.best_of(known.values(), default=math.nan)
+        return next((one for one, value in known.items() if same(value, best)), None)
 
     @property
     def best_of(self) -> Any:
@@ -151,8 +156,8 @@ class Findings:
         return units.number(self.report.metric, value)
 
     def better(self, a: float, b: float) -> bool:
-        """Whether a is better than b."""
-        return a > b if self.report.best == "max" else a < b
+        """Whether a is better than b, and not the `same`."""
+        return not same(a, b) and (a > b if self.report.best == "max" else a < b)
 
 
 def name_of(place: Place) -> str:

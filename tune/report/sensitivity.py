@@ -47,8 +47,7 @@ class SettingsGrid(NamedTuple):
 
     def best(self, found: Findings) -> Point | None:
         """The best point; None if none has a value."""
-        known = [point for point, value in self.values.items() if not math.isnan(value)]
-        return found.best_of(known, key=self.values.__getitem__, default=None)
+        return found.first_best(self.values)
 
     def named(self, point: Point) -> str:
         """A point as text."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads import counted
+from ..run_files import same
 from ..study.folder import Points
 
 DRAWS = 10_000
@@ -44,10 +45,10 @@ class Paired(NamedTuple):
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
-    """Compare two methods. a, b: seed -> value."""
+    """Compare two methods. a, b: seed -> value. Values that are the `same` have no difference."""
     from scipy import stats
 
-    both = np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
+    both = np.array([0.0 if same(a[seed], b[seed]) else a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
     if len(both) < 2:
         return Paired(float(both.mean()) if len(both) else math.nan, math.nan, math.nan, math.nan, len(both))
     mean = float(both.mean())
@@ -92,11 +93,11 @@ class Reached(NamedTuple):
 
 
 def reached(points: Points | None, target: float, better: Callable[[float, float], bool]) -> Reached | None:
-    """The costs until the first evaluation at or beyond the target; None if no evaluation reached it."""
+    """The costs until the first evaluation that is the `same` as the target, or better; None if there is none."""
     if points is None:
         return None
     for i, value in enumerate(points.values):
-        if value == target or better(value, target):
+        if same(value, target) or better(value, target):
             virtual = [math.nan if each is None else float(each[i]) for each in (points.clock, points.visits)]
             return Reached(float(points.rounds[i]), float(points.sent[i]), float(points.seconds[i]), *virtual)
     return None

@@ -19,6 +19,7 @@ from ...engine.storage.sha256 import sha256_of_json
 from ..files import override
 from ..identity import effective_settings
 from ..ranges import corners, decided, points, ranges
+from ..run_files import same
 from .spec import CLIENTS, COHORT, ROUNDS, Study
 
 NO_FILES: Mapping[str, str] = {}
@@ -397,7 +398,7 @@ def group_of(study: Study, place: tuple[str, ...], seed: int) -> Any:
 
 
 def best(runs: list[list[Cell]], study: Study, score: Score) -> int:
-    """The number of the point with the best mean score, the first one of equal means.
+    """The number of the point with the best mean score, the first one of those whose means are the `same`.
 
     runs: the points of each level and seed that decide. A point without a score in one of them counts as -inf.
     """
@@ -407,4 +408,4 @@ def best(runs: list[list[Cell]], study: Study, score: Score) -> int:
     for point in zip(*runs, strict=True):
         scores = [score(shorter(cell, study)) for cell in point]
         values.append(sum(scores) / len(scores) if all(map(math.isfinite, scores)) else -math.inf)
-    return values.index(max(values))
+    return next(number for number, value in enumerate(values) if same(value, max(values)))

@@ -272,6 +272,11 @@ def arrow_column(values: list[float | None]) -> Any:
     return pa.array([None if value is None else float(value) for value in values], pa.float64())
 
 
+def is_restored(run: Path) -> bool:
+    """Whether the folder of a finished run was made from its line."""
+    return (run / "result.json").is_file() and not (run / "run.json").is_file()  # which every run has at first
+
+
 def check_restored(folder: Path, metrics: Iterable[str]) -> None:
     """Raise ConfigError if no run that was restored has kept one of these columns. Some runs may lack one: methods may
     be reported by other columns.
@@ -280,7 +285,7 @@ def check_restored(folder: Path, metrics: Iterable[str]) -> None:
     """
     names = set[str]()
     for run in (folder / "cells").glob("*/"):
-        if (run / "result.json").is_file() and not (run / "run.json").is_file():  # which every run has at first
+        if is_restored(run):
             names |= set(column_names(run))
     for metric in metrics if names else ():
         if metric not in names:
