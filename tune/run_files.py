@@ -16,6 +16,10 @@ from ..engine.runs.saved_files import saved_config
 from ..engine.storage.plain_files import read_text, unusual_kind
 from ..workloads.files.roots import IN_PART
 
+ADDED_UP = ("comm/bytes_down", "comm/bytes_up", "time/seconds", "client/count", "client/gradients")
+"""Columns of rounds.parquet that are sums over rounds where a row stands for several of them, as in a run that was
+restored from cells.jsonl."""
+
 Columns = dict[str, np.ndarray]
 """Column of rounds.parquet -> (R,) float64, nan where it was not measured."""
 
@@ -71,9 +75,14 @@ def last_round(table: Any) -> int:
 
 
 def column_names(run: Path) -> list[str]:
-    """The names of the columns of rounds.parquet, [] without such a file."""
+    """The names of the columns of rounds.parquet that were measured, [] without such a file."""
     table = read_table(run)
-    return [] if table is None else table.column_names
+    return [] if table is None else [name for name in table.column_names if has_measured(table, name)]
+
+
+def has_measured(table: Any, name: str) -> bool:
+    """Whether a record, an Arrow table, has a column with values of single rounds, and no sums over several ones."""
+    return name in table.column_names and not (name in ADDED_UP and table.num_rows < last_round(table))
 
 
 def column(table: Any, name: str) -> np.ndarray:

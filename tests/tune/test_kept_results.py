@@ -16,11 +16,22 @@ import yaml
 
 import fedfleet
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.records.lineage import Lineage, lineage_of, write_lineage
 from fedfleet.tune import units
 from fedfleet.tune.run_files import Columns, read_columns
 from fedfleet.tune.study import kept_results
-from fedfleet.tune.study.folder import FINISHED, StudyFolder
-from fedfleet.tune.study.kept_results import ADDED_UP, NAME, check_restored, keep, line_of, restore, rows_of
+from fedfleet.tune.study.folder import FINISHED, StudyFolder, points_of
+from fedfleet.tune.study.kept_results import (
+    ADDED_UP,
+    CLIENTS,
+    NAME,
+    check_restored,
+    keep,
+    line_of,
+    restore,
+    restore_line,
+    rows_of,
+)
 
 from .commands import invoke, shell
 from .small_study import written
@@ -241,6 +252,59 @@ def test_a_column_that_another_study_has_kept_stays(tmp_path: Path):
     keep(tmp_path, {"eval/loss"})
     assert (tmp_path / NAME).read_text() == first
     assert json.loads(first)["rows"]["train/loss"] == [2.5, 1.5]
+
+
+def test_what_clients_get_is_kept_by_the_metrics_of_studies_alone(tmp_path: Path):
+    """Also where the study is over and its command is given again."""
+    run = tmp_path / "cells" / "a1"
+    columns = {"round": [1], "eval/own/test_loss": [0.5], "eval/server/test_loss": [0.25]}
+    run.mkdir(parents=True)
+    pq.write_table(pa.table(columns | {name: [1.0] for name in ADDED_UP}), run / "rounds.parquet")
+    pq.write_table(pa.table({"client": [0], "own_test_loss": [0.5], "server_test_loss": [0.25]}), run / CLIENTS)
+    (run / "result.json").write_text('{"rounds": 1}')
+    texts = []
+    for metrics in ({"eval/own/test_loss"}, {"eval/own/test_loss"}, {"eval/server/test_loss"}, {"eval/own/test_loss"}):
+        keep(tmp_path, metrics)
+        texts.append((tmp_path / NAME).read_text())
+    assert list(json.loads(texts[0])["clients"]) == ["client", "own_test_loss"]
+    assert list(json.loads(texts[2])["clients"]) == ["client", "own_test_loss", "server_test_loss"]
+    assert (texts[1], texts[3]) == (texts[0], texts[2])
+
+
+def test_sums_over_rounds_are_no_values_of_single_rounds(tmp_path: Path):
+    """A study that reports the seconds of a round keeps all rounds; from another one their sums are restored."""
+    metric, seconds = "time/seconds", [1.0, 2.0, 4.0]
+    run = tmp_path / "cells" / "a1"
+    columns = {"round": [1, 2, 3], "eval/loss": [None, 3.0, 2.0]}
+    run.mkdir(parents=True)
+    pq.write_table(pa.table(columns | {name: seconds for name in ADDED_UP}), run / "rounds.parquet")
+    (run / "result.json").write_text('{"rounds": 3}')
+    for metrics, values in (({"eval/loss"}, None), ({metric}, seconds), ({"eval/loss"}, seconds)):
+        keep(tmp_path, metrics)
+        (line,) = map(json.loads, (tmp_path / NAME).read_text().splitlines())
+        kept = tmp_path / "kept" / "cells" / "a1"
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+        restore_line(kept, line)
+        points = points_of(kept, metric)
+        assert (None if points is None else points.values.tolist()) == values
+        assert read_columns(kept)[metric].sum() == sum(seconds)
+        if values is None:
+            with pytest.raises(ConfigError, match="has not kept time/seconds"):
+                check_restored(tmp_path / "kept", [metric])
+        else:
+            check_restored(tmp_path / "kept", [metric])
+
+
+def test_a_fork_is_kept_as_a_fork(tmp_path: Path):
+    run = tmp_path / "cells" / "b2"
+    run.mkdir(parents=True)
+    (run / "result.json").write_text('{"rounds": 3}')
+    write_lineage(run, Lineage("id", str(tmp_path / "cells" / "a1"), 2, ["method.rule.lr was 0.1, is 0.2"]))
+    line = line_of(run, set())
+    assert line is not None
+    restore_line(tmp_path / "kept", line)
+    found = lineage_of(tmp_path / "kept")
+    assert found == Lineage("id", "a1", 2, ["method.rule.lr was 0.1, is 0.2"])
 
 
 def test_methods_may_be_reported_by_columns_that_others_lack(tmp_path: Path):

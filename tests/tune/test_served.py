@@ -70,10 +70,12 @@ def test_tables():
         Row("A", "Local", {0: of({0: 0.25, 1: 0.5}), 1: of({0: 0.5})}),
         Row("A", "Ditto", {0: of({0: 0.75, 1: 0.25})}),
         Row("B", "Ditto", {0: of({0: 0.75})}),
+        Row("A", "FedAvg", {0: of({})}),  # which has not kept what each client gets
     ]
     made = worse_off(rows, ["Local"], "max", 100.0, "Accuracy")
     assert [[cell.text for cell in row] for row in made.rows] == [
-        ["A", "Local", "Ditto", "50.0%", "0.0%", "50.0%", "+12.5", "2"]
+        ["A", "Local", "Ditto", "50.0%", "0.0%", "50.0%", "+12.5", "2"],
+        ["A", "Local", "FedAvg", "–", "–", "–", "–", "0"],
     ]
     spread = [[cell.text for cell in row] for row in spread_table(rows, 100.0, "Accuracy").rows]
     assert spread[0] == ["A", "Local", "50", "50", "10", "40", "–", "2000"]

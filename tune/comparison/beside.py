@@ -17,7 +17,7 @@ from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError
 from .. import units
 from ..report.statistics import spread
-from ..run_files import column, read_table
+from ..run_files import column, has_measured, read_table
 from .labels import PARTS, argument, as_text, named
 
 IN_TITLE = ("method.name", "workload.name", "federation.clients", "federation.cohort", "federation.rounds")
@@ -67,7 +67,7 @@ def with_names(settings: dict[str, Any]) -> dict[str, Any]:
 
 def last(record: Any, name: str) -> Any:
     """The last value of a column that was measured; NONE if the record has none."""
-    if record is None or name not in record.column_names:
+    if record is None or not has_measured(record, name):
         return NONE
     values = column(record, name)
     there = np.flatnonzero(np.isfinite(values))

@@ -23,7 +23,7 @@ from ..report.statistics import spread
 from ..run_files import same
 from .findings import runs_in
 from .labels import labels_of, settings_of
-from .paired import compare_paired, rows_of
+from .paired import compare_paired, lacks, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +141,7 @@ def load(folder: Path) -> Result:
 
 def measures(result: Result, metric: str, lower: bool, targets: Sequence[float]) -> dict[str, float]:
     """The numbers of one run."""
-    if metric not in result.rows.columns:
+    if lacks(result, metric):
         measured = [name for name in result.rows.columns if name.startswith(("eval/", "train/"))]
         raise ConfigError(f"metric: run {result.run_id} has no column {metric}; {nearest_column(metric, measured)}")
     rounds, (values, measured) = result.rows.column("round")[0], result.rows.column(metric)

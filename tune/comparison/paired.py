@@ -20,7 +20,7 @@ from ...engine.records.metrics import nearest_column
 from ...engine.runs.result import Result
 from ..listing import columns
 from ..report.statistics import Paired, paired
-from ..run_files import same
+from ..run_files import ADDED_UP, same
 from ..study.kept_results import is_restored
 
 DRAWS = ("clients", "cohort", "sampler")
@@ -117,12 +117,18 @@ def check_draws(base: Experiment, other: Experiment) -> None:
 
 def measured(result: Result, metric: str) -> dict[int, float]:
     """round -> value, where the metric was measured."""
-    if metric not in result.rows.columns:
+    if lacks(result, metric):
         known = [name for name in result.rows.columns if name.startswith(("eval/", "train/"))]
         raise ConfigError(f"--metric: run {result.run_id} has no column {metric}; {nearest_column(metric, known)}")
     values, there = result.rows.column(metric)
     rounds = result.rows.column("round")[0]
     return dict(zip(rounds[there].astype(int).tolist(), values[there].tolist(), strict=True))
+
+
+def lacks(result: Result, metric: str) -> bool:
+    """Whether a result has no column with the values of single rounds; see `run_files.has_measured`."""
+    rows = result.rows
+    return metric not in rows.columns or (metric in ADDED_UP and len(rows) < rows.column("round")[0][-1])
 
 
 def equal_until(base: Result, other: Result) -> int | None:

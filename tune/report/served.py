@@ -119,7 +119,8 @@ def mean_of(row: Row, name: str, factor: float) -> str:
 
 
 def worse_off(rows: Sequence[Row], against: Sequence[str], best: str, factor: float, title: str) -> PageSection:
-    """How many clients are better and worse off than with each method of `against`."""
+    """How many clients are better and worse off than with each method of `against`; – where no client can be compared,
+    as in runs that were restored from cells.jsonl and have not kept the values of the clients."""
     bases = {(row.level, row.method): row for row in rows}
     made = [line for name in against for row in rows for line in lines(bases.get((row.level, name)), row, best, factor)]
     note = (
@@ -134,7 +135,8 @@ def lines(base: Row | None, row: Row, best: str, factor: float) -> Iterator[list
     if base is None or base.method == row.method:
         return
     left, right = pairs(*both(base, row))
+    cells = ["–"] * 4
     if len(left):
         parts, difference = better_off(left, right, best)
-        cells = [*(f"{share:.1%}" for share in parts), f"{difference * factor:+.4g}", f"{len(left)}"]
-        yield row_of(row.level, base.method, row.method, *cells)
+        cells = [*(f"{share:.1%}" for share in parts), f"{difference * factor:+.4g}"]
+    yield row_of(row.level, base.method, row.method, *cells, f"{len(left)}")

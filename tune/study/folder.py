@@ -18,7 +18,7 @@ import yaml
 from ...engine.runs.saved_files import require_kind
 from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted_data
-from ..run_files import column, read_json, read_table
+from ..run_files import column, has_measured, read_json, read_table
 from .cells import Cell, cells
 from .searches import with_searched_values
 from .spec import Report, Study, Tune, load
@@ -148,7 +148,7 @@ def points_of(run: Path, metric: str) -> Points | None:
 
 def points_in(table: Any, metric: str) -> Points | None:
     """The evaluations of a metric in a run's record, as `read_table` returns it; None if it was never measured."""
-    if table is None or metric not in table.column_names:
+    if table is None or not has_measured(table, metric):
         return None
     values = column(table, metric)
     there = np.isfinite(values)

@@ -28,15 +28,23 @@ import yaml
 
 from ...engine.errors import ConfigError
 from ...engine.records.client_models import FILE as CLIENTS
+from ...engine.records.lineage import FILE as FORK
 from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text
 from ...workloads.files.roots import IN_PART
-from ..by_client import MODELS, of_clients
-from ..run_files import Columns, column_names, data_in_part, parquet, privacy_spent, read_columns, read_json
+from ..by_client import MODELS, metric_of, of_clients
+from ..run_files import (
+    ADDED_UP,
+    Columns,
+    column_names,
+    data_in_part,
+    parquet,
+    privacy_spent,
+    read_columns,
+    read_json,
+)
 
 NAME = "cells.jsonl"
-ADDED_UP = ("comm/bytes_down", "comm/bytes_up", "time/seconds", "client/count", "client/gradients")
-"""Columns of rounds.parquet that are added up over the rounds of a row."""
 AS_THEY_ARE = ("round", "system/clock")
 """Further columns that are kept, beside the metrics of evaluations."""
 LEFT_OUT = re.compile(rf"eval/(unseen/)?{MODELS}/.*_(decile|q\d\d|better|equal|worse)")
@@ -52,8 +60,7 @@ def keep(folder: Path, metrics: set[str]) -> None:
     whose values are all kept, beside those of evaluations."""
     lines = {name_of(line): line for line in valid_lines(folder / NAME)}
     for run in (folder / "cells").glob("*/"):
-        before = lines.get(f"cells/{run.name}", {}).get("rows", {})
-        also = {name for name in before if name not in (*ADDED_UP, *AS_THEY_ARE)}  # another study has kept them
+        also = kept_before(lines.get(f"cells/{run.name}", {}))
         if (line := line_of(run, metrics | also)) is not None:
             lines[name_of(line)] = line
     for search in (folder / "searches").glob("*/"):
@@ -62,6 +69,20 @@ def keep(folder: Path, metrics: set[str]) -> None:
             lines[name_of(line)] = line
     if lines:
         write(folder / NAME, "".join(json.dumps(line) + "\n" for _, line in sorted(lines.items())))
+
+
+def kept_before(line: Line) -> set[str]:
+    """The columns that an earlier line has because another study has reported or decided by them."""
+    rows, clients = line.get("rows", {}), line.get("clients", {})
+    names = {name for name in rows if name not in (*ADDED_UP, *AS_THEY_ARE) and not is_always_kept(name)}
+    if rows and len(rows["round"]) == rows["round"][-1]:
+        names |= {name for name in ADDED_UP if name in rows}  # as they are in every round
+    return names | {metric for name in clients if of_clients(metric := metric_of(name)) is not None}
+
+
+def is_always_kept(name: str) -> bool:
+    """Whether a column is kept also where no study reports or decides by it, beside ADDED_UP and AS_THEY_ARE."""
+    return name.startswith("eval/") and not LEFT_OUT.fullmatch(name)
 
 
 def name_of(line: Line) -> str:
@@ -83,6 +104,7 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
             "failure": failure,
             "environment": read_json(run / "environment.json"),
             "privacy": privacy_spent(run),
+            **fork_of(run),
             **({"in_part": part} if part else {}),
             **clients_of(run, metrics),
             "rows": rows_of(read_columns(run), metrics),
@@ -97,6 +119,12 @@ def result_of(result: dict[str, Any]) -> dict[str, Any]:
     if isinstance(metrics := kept.get("metrics"), dict):
         kept["metrics"] = {name: value for name, value in metrics.items() if not LEFT_OUT.fullmatch(name)}
     return kept
+
+
+def fork_of(run: Path) -> dict[str, Any]:
+    """What is kept of the run that this one is a fork of, with the name of its folder alone; {} of others."""
+    fork = read_json(run / FORK)
+    return {"fork": {**fork, "folder": Path(str(fork.get("folder"))).name}} if fork else {}
 
 
 def clients_of(run: Path, metrics: set[str]) -> dict[str, Any]:
@@ -135,12 +163,12 @@ def rows_of(columns: Columns, metrics: set[str]) -> dict[str, list[float | None]
     """Column -> its values in the rows that are kept: those with a metric, and the last one. None: not measured."""
     if not columns or not len(columns["round"]):
         return {}
-    measured = [
-        name for name in columns if name in metrics or (name.startswith("eval/") and not LEFT_OUT.fullmatch(name))
-    ]
+    measured = [name for name in columns if name in metrics or is_always_kept(name)]
     wanted = np.isfinite(np.array([columns[name] for name in measured])).any(0) if measured else np.zeros(1, bool)
     places = np.union1d(np.flatnonzero(wanted), len(columns["round"]) - 1)
-    kept = {name: columns[name][places] for name in (*AS_THEY_ARE, *measured) if name in columns}
+    kept = {
+        name: columns[name][places] for name in (*AS_THEY_ARE, *measured) if name in columns and name not in ADDED_UP
+    }
     for name in ADDED_UP:
         if name in columns:
             kept[name] = np.diff(np.nancumsum(columns[name])[places], prepend=0.0)
@@ -218,7 +246,7 @@ def parsed(text: str) -> Line | None:
         good = line["key"].isalnum() and all(isinstance(line[part], dict) for part in mappings)
         good = good and all(isinstance(line[part], str) for part in texts)
         good = good and isinstance(line.get("in_part", ""), str) and isinstance(line.get("split", ""), str)
-        good = good and are_columns(line.get("clients", {}))
+        good = good and isinstance(line.get("fork", {}), dict) and are_columns(line.get("clients", {}))
         good = good and all(map(are_numbers, line["rows"].values()))
         good = good and len({len(values) for values in line["rows"].values()}) <= 1
         good = good and (not line["rows"] or set(NEEDED) <= set(line["rows"]))
@@ -260,6 +288,8 @@ def restore_line(place: Path, line: Line) -> None:
     log += [f"restored {IN_PART}{line['in_part']}\n"] if line.get("in_part") else []
     if log:
         write(place / "run.log", "".join(log))
+    if line.get("fork"):
+        write(place / FORK, json.dumps(line["fork"]) + "\n")
     for name in ("environment", "failure", "result"):  # a run is over as soon as its result is there, so it comes last
         if line.get(name):
             write(place / f"{name}.json", json.dumps(line[name]) + "\n")
