@@ -514,6 +514,24 @@ def test_a_study_is_tuned_for_the_lowest_loss(tmp_path: Path):
     assert {c.data["method"]["rule"]["lr"] for c in tuned if c.method == "FedAvg"} == {0.01}
 
 
+def test_a_study_that_goes_on_with_another_metric_has_its_direction(tmp_path: Path):
+    """The file in its folder has the direction of the first metric."""
+    folder = StudyFolder(tmp_path / "out")
+    folder.keep(with_direction(load(written(tmp_path, tune={"each": "cell"}))))
+    expected = {
+        (): ("max", "max"),
+        ("report.metric=eval/loss",): ("min", "min"),
+        ("tune.metric=eval/loss",): ("max", "min"),
+        ("report.best=min",): ("min", "min"),
+    }
+    for overrides, directions in expected.items():
+        study = with_direction(load(str(folder.path / "study.yaml"), overrides))
+        assert (study.report.best, study.deciding_best) == directions
+        StudyFolder(tmp_path / "again").keep(study)
+        kept = StudyFolder(tmp_path / "again").study
+        assert (kept.report.best, kept.deciding_best) == directions
+
+
 def test_metrics_that_are_better_in_two_directions(tmp_path: Path):
     """Settings are chosen by the direction of the metric that decides, also where the report has another one."""
     changes = {"tune": {"each": "cell", "metric": "eval/accuracy"}, "report": {"metric": "eval/loss"}}

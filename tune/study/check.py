@@ -52,19 +52,16 @@ def checked(study: Study) -> Study:
 
 
 def with_direction(study: Study) -> Study:
-    """The study with the `report.best` and `tune.best` that follow from its metrics and its workload, unless they are
-    given."""
-    if study.report.best != "auto":
-        return study
+    """The study with the `report.best` and the direction of what decides that follow from its metrics and its workload,
+    unless they are given."""
+    if study.directed is not None:
+        return study.directed
     metrics = (study.report.metric, study.deciding)
     # Only metrics of the evaluation are the workload's; what a loss is, its name says.
     unknown = any(name.startswith("eval/") and better(name) == "max" for name in metrics)
     lower = lower_of(study) if unknown else ()
-    reported, deciding = (better(name, lower) for name in metrics)
-    deciding = deciding if study.tune.best == "auto" else study.tune.best
-    report = study.report.model_copy(update={"best": reported})
-    tune = study.tune.model_copy(update={"best": deciding if deciding != reported else study.tune.best})
-    return study.model_copy(update={"report": report, "tune": tune})
+    found = study.model_copy(update={"directions": {name: better(name, lower) for name in metrics}})
+    return found.directed or found
 
 
 def lower_of(study: Study) -> tuple[str, ...]:

@@ -57,8 +57,8 @@ class StudyFolder:
         may leave out; ConfigError if it holds none."""
         require_kind(self.path, "study")
         study = load(str(self.path / "study.yaml"))
-        if study.report.best != "auto":
-            return study
+        if study.directed is not None:
+            return study.directed
         from .check import with_direction  # which imports what builds a workload
 
         return with_direction(study)
@@ -66,7 +66,7 @@ class StudyFolder:
     def keep(self, study: Study) -> None:
         """Write study.yaml. Secrets stay in it, for the study is continued from it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        data = study.model_dump(mode="json")
+        data = study.plain()
         write(self.path / "study.yaml", yaml.safe_dump(data, sort_keys=False), private=redacted_data(data) != data)
 
     def of(self, cell: Cell) -> Path:

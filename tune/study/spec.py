@@ -27,7 +27,10 @@ from ..validation import fraction
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
 """The defaults of an experiment."""
 
-QUIET = ("tracking.", "experiment.engine.", "experiment.checkpoint.", "reduced.", "name", "notes", "files")
+QUIET = (
+    *("tracking.", "experiment.engine.", "experiment.checkpoint.", "reduced.", "name"),
+    *("notes", "files", "directions"),
+)
 """Beginnings of keys whose changes are not listed as differences in the report."""
 
 
@@ -176,6 +179,9 @@ class Study(Section):
     reduced: Reduced = Reduced()
     notes: tuple[str, ...] = ()
     """Differences from the file, which the report lists; the command line fills them in."""
+    directions: dict[str, Literal["max", "min"]] = Field(default_factory=dict)
+    """Which values of the columns that report and decide are better, where that followed from them; `fedfleet study`
+    fills them in."""
     files: dict[str, str] = Field(default_factory=dict)
     """The SHA-256 of files that settings of the workload name, such as word vectors, by their paths there. `fedfleet
     study` fills them in; they stand for the files in the identity of a cell."""
@@ -230,7 +236,25 @@ class Study(Section):
     @property
     def deciding_best(self) -> str:
         """Whether larger (max) or smaller values (min) of that column are better."""
-        return self.report.best if self.tune.best == "auto" else self.tune.best
+        return self.directions.get(self.deciding, self.report.best) if self.tune.best == "auto" else self.tune.best
+
+    def plain(self) -> dict[str, Any]:
+        """The study as study.yaml has it, with its secrets. What follows from the metrics is in `directions` alone: the
+        study may go on with other ones."""
+        data = self.model_dump(mode="json")
+        if self.directions:
+            data["report"]["best"] = "auto"
+        return data
+
+    @property
+    def directed(self) -> Study | None:
+        """The study with the `report.best` that is given or known; None if it is still to be found out."""
+        known, metric = self.directions, self.report.metric
+        if self.report.best != "auto":
+            return self
+        if metric not in known or self.deciding not in known:
+            return None
+        return self.model_copy(update={"report": self.report.model_copy(update={"best": known[metric]})})
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -286,7 +310,8 @@ def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | N
     if reduced:
         data["reduced"] = {**data.get("reduced", {}), **reduced}
     changed = study(with_plugins(override(data, overrides), Path()))
-    return changed.model_copy(update={"notes": (*changed.notes, *differences(full, changed))})
+    directions = changed.directions if changed.report.best == "auto" else {}
+    return changed.model_copy(update={"notes": (*changed.notes, *differences(full, changed)), "directions": directions})
 
 
 def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:

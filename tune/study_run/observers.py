@@ -61,7 +61,7 @@ class StudyTracker(TrackerOfRuns[Cell]):
         super().__init__(tracking, tracking.experiment or study.name, folder.path, tracking.system)
 
     def plain(self) -> dict[str, Any]:
-        return self.study.model_dump(mode="json")
+        return self.study.plain()
 
     def header(self) -> RunHeader:
         return RunHeader(self.study.name, {**self._tags(), "kind": "study"})
