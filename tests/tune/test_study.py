@@ -28,7 +28,7 @@ from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import load
 from fedfleet.tune.study_run.observers import StudyTracker
-from fedfleet.tune.study_run.runner import run_study, search_ranges
+from fedfleet.tune.study_run.runner import results_so_far, run_study, search_ranges
 
 from ..faults.runs import untimed
 from .commands import COMMAND, below, invoke, shell, until
@@ -431,6 +431,34 @@ def test_the_searches_run_where_the_cells_do(tmp_path: Path):
     places = [folder.search_of(key) / "trials" / f"{number:04d}" for key in searches(study) for number in (0, 1)]
     assert executor.folders == places
     assert all(folder.searched(key) for key in searches(study))
+
+
+def test_the_trials_of_an_interrupted_search_are_shown_by_its_report(tmp_path: Path):
+    """The report of the study has none of them."""
+    rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
+    methods = {"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}}
+    study = with_direction(load(written(tmp_path, methods=methods, axes={}, tune={"each": "level", "trials": 2})))
+    folder, stop = StudyFolder(tmp_path / "out"), Stop()
+    folder.keep(study)
+    assert "search" not in results_so_far(study, folder)
+
+    class OneTrial(Here):
+        def run(self, source: Source[Any], stops: Any) -> None:
+            request = source.next()
+            assert request is not None
+            rows = run(experiment(request.experiment), request.folder).rows
+            source.on_report(request.key, RunReport(list(rows), "finished", ""))
+            stop.number = signal.SIGINT
+
+    with pytest.raises(Interrupted):
+        search_ranges(study, folder, OneTrial(), stop, quiet=True)
+    (key,) = searches(study)
+    assert results_so_far(study, folder).endswith(
+        f"; fedfleet report {folder.search_of(key)} shows the trials of a search"
+    )
+    for place in (folder.path, folder.search_of(key)):
+        assert invoke("report", str(place)).exit_code == 0
+        assert (place / "report.html").is_file()
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from ..executor.processes import Processes
 from ..executor.source import Executor, RunRequest, RunsObserver, Source, observed, remove_resume_files
 from ..output_paths import check_out
 from ..report.files import import_packages, write_report
+from ..search.folder import SAVED
 from ..streams import say, tell
 from ..study.cells import Cell, cells, trials
 from ..study.check import checked
@@ -136,13 +137,21 @@ def run_study(
                 remove_parents_states(folder)
                 text = write_report(folder)
         except Interrupted as error:  # also one of a search, whose own command would not go on with the study
-            so_far = f"{folder.path} has the results so far, and fedfleet report {folder.path} shows them"
-            how = f"; to go on: give the same command again; {so_far}"
+            how = f"; to go on: give the same command again; {results_so_far(study, folder)}"
             raise Interrupted(error.signal, how) from None
         finally:
             with suppress(OSError):  # the disk is full; the folders of the runs are there
                 keep(path, study.columns)
     return outcome(folder), text
+
+
+def results_so_far(study: Study, folder: StudyFolder) -> str:
+    """How to see the results of a study that was interrupted, as the end of a sentence. Its report has cells and trials
+    of grids; those of a search that is not over are in a report of its own."""
+    told = f"{folder.path} has the results so far, and fedfleet report {folder.path} shows them"
+    places = [folder.search_of(key) for key in searches(study) if folder.searched(key) is None]
+    begun = [str(place) for place in places if (place / SAVED).is_file()]
+    return f"{told}; fedfleet report {begun[0]} shows the trials of a search" if begun else told
 
 
 def execute(executor: Executor, source: Cells, stop: Stop) -> None:
