@@ -562,7 +562,7 @@ class Engine(Section):
     @classmethod
     def _known_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|(cuda|xpu)(:\d+)?|mps", value):
-            raise ValueError("must be auto, cpu, cuda or cuda:0")
+            raise ValueError("must be auto, cpu, cuda, cuda:0, xpu or mps")
         return value
 
     @field_validator("workers", "block")

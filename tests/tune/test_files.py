@@ -264,7 +264,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         ),
         ("federation.num_clients=5", "federation.num_clients is not a key; did you mean clients? valid: clients, "),
         ("engine.backend=rey", "engine.backend must be 'auto', 'ray' or 'local', got 'rey'"),
-        ("engine.device=gpu", "engine.device: must be auto, cpu, cuda or cuda:0, got 'gpu'"),
+        ("engine.device=gpu", "engine.device: must be auto, cpu, cuda, cuda:0, xpu or mps, got 'gpu'"),
         ("engine.workers=0", "engine.workers: must be a positive integer or auto, got 0"),
         ("federation=5", "federation must be a mapping of keys, got 5"),
         ("plugins=3", "plugins.0 must be a valid string, got 3"),
