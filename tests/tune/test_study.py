@@ -23,6 +23,7 @@ from fedfleet.engine.runs.saved_files import read_rows
 from fedfleet.engine.stopping import Stop
 from fedfleet.engine.storage.lock import exclusive
 from fedfleet.tune.executor.source import Executor, RunReport, Source
+from fedfleet.tune.study.cells import cells
 from fedfleet.tune.study.check import with_direction
 from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.searches import searches
@@ -143,6 +144,21 @@ def test_the_password_of_a_store_stays_in_study_yaml(tmp_path: Path):
     assert yaml.safe_load(text)["tracking"]["uri"] == "http://***@127.0.0.1:1/"
     folder.keep(load(written(tmp_path)))
     assert (tmp_path / "out" / "study.yaml").stat().st_mode & 0o044 == 0o044
+
+
+def test_a_cell_that_another_version_ran_is_tracked_with_that_version(tmp_path: Path):
+    study = with_direction(load(written(tmp_path, tracking={"uri": "none"})))
+    folder = StudyFolder(tmp_path / "out")
+    tracker = StudyTracker(study, folder)
+    first, other, *_ = cells(study)
+    for cell, environment in ((first, {"packages": {"fedfleet": "0.0.9"}, "commit": "c0ffee"}), (other, {"cpus": 2})):
+        folder.of(cell).mkdir(parents=True)
+        (folder.of(cell) / "environment.json").write_text(json.dumps(environment))
+    made = [
+        {tag: tracker._header(cell).tags.get(f"fedfleet.{tag}") for tag in ("version", "commit")}
+        for cell in (first, other)
+    ]
+    assert made == [{"version": "0.0.9", "commit": "c0ffee"}, {"version": None, "commit": None}]
 
 
 def test_done_again_it_runs_nothing(undisturbed: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ...engine.config.registry import find_plugin
@@ -11,6 +12,7 @@ from ...engine.run_spec import RunSpec
 from ..page import svg
 from ..progress import ProgressOfRuns
 from ..report.charts import single
+from ..run_files import read_json
 from ..study.cells import Cell
 from ..study.folder import DIVERGED, FINISHED, StudyFolder
 from ..study.spec import Study
@@ -101,12 +103,12 @@ class StudyTracker(TrackerOfRuns[Cell]):
         return {name: label for name, label in named.items() if label}
 
     def _header(self, cell: Cell) -> RunHeader:
+        place = self.study_folder.of(cell)
         return header_of(
             RunSpec.of(self.study_folder.result(cell).get("run_id", ""), experiment(cell.data)),
             cell.label,
-            self.study_folder.of(cell),
-            **self._tags(),
-            **self._labels(cell),
+            place,
+            **{**self._tags(), **sources_of(place), **self._labels(cell)},
         )
 
     def _curve(self, cell: Cell) -> dict[str, str]:
@@ -116,3 +118,13 @@ class StudyTracker(TrackerOfRuns[Cell]):
             return {}
         rows = evaluated_rows([cell.data.get("workload")])
         return {"curve.svg": svg.chart(single(points, report, cell.label, rows), "curve")}
+
+
+def sources_of(run: Path) -> dict[str, str]:
+    """The tags with the version and the commit of this package that a run was made with, which may be another one than
+    is here; "" for what its folder does not say, {} for a run that has recorded nothing."""
+    recorded = read_json(run / "environment.json")
+    if not recorded:
+        return {}
+    version = recorded.get("packages", {}).get("fedfleet", "")
+    return {"fedfleet.version": version, "fedfleet.commit": recorded.get("commit") or ""}
