@@ -125,7 +125,10 @@ def trusted_examples(rule: Aggregator, seed: int, train: Mapping[str, Tensor], c
     """
     count, bias = int(getattr(rule, "root", 100)), float(getattr(rule, "bias", 0.1))
     if "label" not in train or train["label"].ndim != 1:
-        raise ConfigError(f"aggregate: {rule.called} draws trusted examples by class, and the workload has no labels")
+        raise ConfigError(
+            f"aggregate: {rule.called} draws trusted examples by class, and the workload has no labels; choose another "
+            "rule"
+        )
     labels = train["label"].numpy()
     generator = counted.numpy_generator(seed, "trusted")
     classes = np.unique(labels)

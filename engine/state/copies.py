@@ -52,7 +52,9 @@ class Copies:
             self.store.folder.write("run.json", b"")
         except Exception as error:  # of whatever kind a file system raises
             why = redacted(first_line(error))
-            raise ConfigError(f"checkpoint.folder: {self.url} cannot be written to ({why})") from None
+            raise ConfigError(
+                f"checkpoint.folder: {self.url} cannot be written to ({why}); choose another folder, or allow it"
+            ) from None
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def put(self, snapshot: Snapshot) -> None:

@@ -81,7 +81,9 @@ class RemoteFolder:
                 f"checkpoint.folder: {first_line(error)}; give a path, file:///… or s3://bucket/…"
             ) from None
         except OSError as error:
-            raise ConfigError(f"checkpoint.folder={url}: {first_line(error)}") from None
+            raise ConfigError(
+                f"checkpoint.folder={url}: {first_line(error)}; choose another folder, or make this one available"
+            ) from None
 
     def full_path(self, name: str) -> str:
         return f"{self.path}/{name}" if name else self.path

@@ -101,7 +101,10 @@ def start_here(gpus: int | None, stop: Callable[[], int] = lambda: 0) -> None:
     """
     global _start
     if _start is not None and not _start.done.wait(LIMIT_SECONDS):
-        raise FedFleetError("Ray cannot start yet, as an earlier start in this process, which was given up, goes on")
+        raise FedFleetError(
+            "Ray cannot start yet, as an earlier start in this process, which was given up, goes on; try again later, "
+            "or choose engine.backend=local"
+        )
     folder, lacks = usable_folder()
     with on_loopback():
         address = ray.util.get_node_ip_address()

@@ -125,7 +125,10 @@ def planned(engine: Engine, here: str | None = None) -> list[Spot]:
     nodes = cluster()
     workers = wanted(engine, nodes)
     if not workers:
-        raise ConfigError(f"engine.workers=auto: no node has {engine.cpus:g} CPU and {engine.gpus:g} GPU for a worker")
+        raise ConfigError(
+            f"engine.workers=auto: no node has {engine.cpus:g} CPU and {engine.gpus:g} GPU for a worker; lower "
+            "engine.cpus or engine.gpus"
+        )
     spread = engine.placement == "spread"
     spots, left = placed(workers, [] if spread else nodes[:1])
     if left:
