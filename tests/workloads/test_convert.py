@@ -4,8 +4,10 @@ no counterpart is refused."""
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import warnings
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 import fedfleet
 from fedfleet.workloads import counted
 from fedfleet.workloads.data.digits import Digits
+from fedfleet.workloads.models.convert import convert
 from fedfleet.workloads.models.dropout import Dropout
 from fedfleet.workloads.models.published import Torchvision
 from fedfleet.workloads.stateless import Stateless
@@ -271,3 +274,16 @@ def test_networks_of_torch_have_the_same_bits_here_and_on_two_workers():
             )
             digests.add(result.model_sha256)
         assert len(digests) == 1, model
+
+
+def test_a_converted_network_needs_no_collector_of_garbage():
+    """Processes of studies look for garbage seldom, and each would keep several networks until then."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
+    kept = weakref.ref(network)
+    gc.disable()
+    try:
+        convert(network)
+        del network
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -13,7 +13,7 @@ Parameters keep their names and values, and an evaluation gives the same numbers
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
@@ -85,30 +85,43 @@ def convert(module: nn.Module, norm: Literal["batch", "group"] = "batch", groups
     if groups < 1:
         raise ValueError(f"groups >= 1 must hold, got groups={groups}")
     changes: list[Change] = []
-    replaced: dict[nn.Module, nn.Module] = {}
     batch_axes = {each: axis for part in module.modules() for each, axis in batch_axes_of(part)}
 
-    def converted(part: nn.Module, name: str) -> nn.Module:
-        if part not in replaced:
-            was = type(part).__name__
-            try:
-                replaced[part] = now = counterpart(part, norm, groups, batch_axes.get(part, 0))
-            except ValueError as error:
-                where = f"module {name} ({was})" if name else f"module {was}"
-                raise ValueError(f"{where} {error}") from None
-            if now is not part or type(now).__name__ != was:
-                vars(now).update({key: value for key, value in vars(part).items() if "_hooks" in key})
-                ours = "fedfleet's " if type(now).__module__.startswith("fedfleet.") else ""
-                changes.append(Change(name, was, ours + type(now).__name__))
-            if getattr(now, "inplace", False) is True:
-                now.inplace = False  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-                changes.append(Change(name, f"{was}(inplace=True)", "inplace=False"))
-            for key, inner in list(now._modules.items()):
-                if inner is not None:
-                    now._modules[key] = converted(inner, f"{name}.{key}" if name else key)
-        return replaced[part]
+    def counterpart_of(part: nn.Module) -> nn.Module:
+        return counterpart(part, norm, groups, batch_axes.get(part, 0))
 
-    return Converted(converted(module, ""), tuple(changes))
+    return Converted(converted(module, "", counterpart_of, {}, changes), tuple(changes))
+
+
+def converted(
+    part: nn.Module,
+    name: str,
+    counterpart_of: Callable[[nn.Module], nn.Module],
+    replaced: dict[nn.Module, nn.Module],
+    changes: list[Change],
+) -> nn.Module:
+    """What takes the place of a module and of the modules in it; `replaced` and `changes` get what is done. name: of
+    the module in the network. It is no function in `convert`, which would refer to itself and to the network, so that
+    this would stay in memory until Python's collector of garbage finds it."""
+    if part not in replaced:
+        was = type(part).__name__
+        try:
+            replaced[part] = now = counterpart_of(part)
+        except ValueError as error:
+            where = f"module {name} ({was})" if name else f"module {was}"
+            raise ValueError(f"{where} {error}") from None
+        if now is not part or type(now).__name__ != was:
+            vars(now).update({key: value for key, value in vars(part).items() if "_hooks" in key})
+            ours = "fedfleet's " if type(now).__module__.startswith("fedfleet.") else ""
+            changes.append(Change(name, was, ours + type(now).__name__))
+        if getattr(now, "inplace", False) is True:
+            now.inplace = False  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+            changes.append(Change(name, f"{was}(inplace=True)", "inplace=False"))
+        for key, inner in list(now._modules.items()):
+            if inner is not None:
+                path = f"{name}.{key}" if name else key
+                now._modules[key] = converted(inner, path, counterpart_of, replaced, changes)
+    return replaced[part]
 
 
 def batch_axes_of(part: nn.Module) -> Iterator[tuple[nn.Module, int]]:
