@@ -160,7 +160,7 @@ class Tape(TorchDispatchMode):
         source = "\n    ".join([head, *reversed(lines), end])
         made: dict[str, Any] = dict(self.values)
         exec(source, made)  # the text has names of this class and whole numbers only
-        return made["replay"]
+        return made.pop("replay")  # whose globals they are: a cycle would keep the tensors in them
 
 
 def written(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Any) -> Iterator[Tensor]:

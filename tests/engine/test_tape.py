@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -360,6 +362,22 @@ def test_only_the_last_recordings_are_kept(monkeypatch: pytest.MonkeyPatch):
     for size in (2, 3, 2, 4, 2):
         tapes.call("f", torch.sin, torch.ones(size))
     assert (tapes.recorded, tapes.replayed) == (3, 2)
+
+
+def test_recordings_let_go_of_their_constants_without_the_garbage_collector():
+    """Frozen tensors of a model are constants of its recordings, and the collector may look for them late."""
+    constant, tapes = torch.ones(4), Tapes()
+    tapes.call("f", lambda x, c=constant: x + c, torch.ones(4))
+    kept = weakref.ref(constant)
+    gc.disable()
+    try:
+        del constant
+        assert tapes.recorded == 1
+        assert kept() is not None
+        del tapes
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_of_the_function_is_raised():
