@@ -295,6 +295,7 @@ class MlflowWriter(Writer):
             self.active.discard(end.key)
             for key in self.active if end.key == TOP else ():
                 self.client.set_terminated(self.runs[key], "KILLED")
+        self.known.pop(end.key, None)  # 100 bytes for each value of the run, of which none follows
 
     def _artifacts(self, run_id: str, end: End) -> None:
         paths = [end.folder / name for name in FILES] if end.folder is not None else []
