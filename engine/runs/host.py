@@ -74,7 +74,8 @@ class Host:
 
 @contextmanager
 def driver_here(run_spec: RunSpec, split: Split, beat: Callable[[], None] = lambda: None) -> Iterator[Driver]:
-    """The driver of a run with a pool in this process, both of which are closed at the end. beat: see `LocalPool`."""
+    """The driver of a run with a pool in this process. Both are closed at the end, and what the driver has is released.
+    beat: see `LocalPool`."""
     data = Data.of(split.train, split.test, split.client_index)
     driver = Driver(run_spec, split.client_index, len(next(iter(split.test.values()))))
 
@@ -88,3 +89,4 @@ def driver_here(run_spec: RunSpec, split: Split, beat: Callable[[], None] = lamb
         yield driver
     finally:
         driver.close()
+        vars(driver).clear()  # its parts refer to it, and the collector of garbage may take long

@@ -7,16 +7,23 @@ import gc
 import platform
 import subprocess
 import sys
+import threading
 
+import psutil
 import pytest
 import torch
+from torch import nn
 
-from fedfleet.engine import run
+from fedfleet.engine import Result, run
+from fedfleet.engine.api import new_run
 from fedfleet.engine.clients.worker import Worker
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.memory import KeptMemory, resident_memory
+from fedfleet.engine.rounds.driver import Driver
+from fedfleet.engine.run_spec import RunSpec
 
 from ..faults.runs import Watch, processes
-from .setups import STEPS, digits
+from .setups import STEPS, digits, execute_together
 
 LIMIT_MIB = 150
 BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
@@ -34,22 +41,36 @@ def test_a_worker_is_light(ray_here):
     assert resident[0] - bare < LIMIT_MIB * 2**20
 
 
-def test_a_finished_run_lets_go_of_its_data():
+@pytest.mark.parametrize("together", [False, True])
+def test_a_finished_run_lets_go_of_its_data_and_states(together, tmp_path):
     """This must not need the garbage collector, which runs late: the data of many runs in one process must not
-    accumulate."""
+    accumulate, nor their models, arrays over all clients, threads and open files."""
+    plain = digits("scaffold", STEPS, rounds=1).plain()
+    made = experiment(plain | {"checkpoint": {"every": 1, "last": True, "folder": str(tmp_path / "copies")}})
+    runs = [new_run(made, tmp_path / str(number), None) for number in range(2)] if together else []
     gc.collect()
-    # Fixtures of other tests in this process may have workers: only those of this run are counted.
-    earlier = workers_in_this_process()
+    # Fixtures of other tests in this process may have some, too: only those of these runs are counted.
+    earlier = large_objects(), threading.active_count(), open_files()
     gc.disable()
     try:
-        run(digits("scaffold", STEPS, rounds=1))
-        assert not [worker for worker in workers_in_this_process() if worker not in earlier]
+        if together:
+            assert all(isinstance(ended, Result) for ended in execute_together(runs))
+            runs.clear()
+        else:
+            run(made, tmp_path / "alone")
+        assert not large_objects() - earlier[0]
+        assert (threading.active_count(), open_files()) == earlier[1:]
     finally:
         gc.enable()
 
 
-def workers_in_this_process() -> list[Worker]:
-    return [found for found in gc.get_objects() if type(found) is Worker]
+def large_objects() -> set[int]:
+    """The ids of what has data, models or arrays over all clients of a run in this process."""
+    return {id(found) for found in gc.get_objects() if type(found) in (Worker, Driver, RunSpec, nn.Linear)}
+
+
+def open_files() -> int:
+    return psutil.Process().num_fds()
 
 
 GROWN = """
