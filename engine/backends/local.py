@@ -82,7 +82,9 @@ class LocalPool(Pool):
                     "or resume the run if it has a checkpoint; on Ray, a worker that loses its device is replaced"
                 ) from error
             outcome = failure_of(task, error, "this process")
-            if not outcome.for_memory:  # otherwise the error's frames would keep the memory that is lacking
+            # The error's frames would keep the memory that is lacking. In a run that goes on they would keep what each
+            # failed task has, and the data after its end, since frames and error refer to each other.
+            if not outcome.for_memory and self.worker.run_spec.experiment.engine.on_failure == "fail":
                 outcome = replace(outcome, error=error)
         if outcome.for_memory:
             self.ahead_of_device = False  # two tasks at once take more memory than one
@@ -90,7 +92,7 @@ class LocalPool(Pool):
             self.make_room()
         if outcome.kind == "worker":
             why = f"clients cannot be run here: {outcome.cause}; install what is missing"
-            raise WorkerUnfit(why) from outcome.error
+            raise WorkerUnfit(why) from outcome.reason
         return outcome
 
     def ahead(self, tasks: Callable[[], Sequence[TrainingTask]]) -> None:

@@ -3,6 +3,7 @@ stay."""
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from fedfleet.engine.runs.prepare import new_run_id, prepare
 from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.state.checkpoint import checkpoints_in
 from fedfleet.engine.state.row_table import RowTable
+from fedfleet.tune.executor.requested_run import RequestedRun
+from fedfleet.tune.executor.source import RunReport, RunRequest
 
 from ..tune.commands import error_in, invoke, shell
 from .faulty import ANYONE
@@ -113,6 +116,36 @@ def test_a_dropped_client_is_left_out_of_the_mean(backend, tmp_path, request):
     assert any(f"goes on without {client}, which failed alone" in text for text in watch.told)
     plan(tmp_path)
     assert result.model_sha256 == model_digest(by_hand(chosen, client))
+
+
+class Told(RequestedRun):
+    """A run of a study that tells this test how it has ended."""
+
+    def send(self, report: RunReport) -> None:
+        self.ended = report.status
+
+
+@pytest.mark.parametrize("on_failure", ["drop", "fail"])
+def test_errors_of_clients_do_not_keep_the_data_of_a_run(on_failure, tmp_path):
+    """An exception has the variables of the functions that it came through, and the garbage collector may find them
+    late. A run that drops clients has many of them, and a study many runs that fail."""
+    plan(tmp_path, rule(int(cohort_of(1)[4]), "raise", 1))
+    chosen = small(tmp_path, rounds=1, on_failure=on_failure)
+    told = Told(RunRequest("run", chosen.plain(), str(tmp_path / "run")))
+    gc.collect()
+    earlier = workers()  # of fixtures of other tests
+    gc.disable()
+    try:
+        told.execute()
+        assert told.ended == ("finished" if on_failure == "drop" else "failed")
+        assert workers() == earlier
+    finally:
+        gc.enable()
+
+
+def workers() -> set[int]:
+    """The ids of the workers in this process."""
+    return {id(found) for found in gc.get_objects() if type(found) is Worker}
 
 
 def by_hand(chosen: Any, without: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ left a checkpoint, the run is resumed; else it begins again.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -90,6 +91,8 @@ class RequestedRun(Observer):
             self._report("failed", " ".join(reason.split()))
         else:
             self._report("finished")
+            return
+        gc.collect()  # the frames of the error refer to each other, and have the data and states of the run
 
     def _run_or_read(self, folder: Path) -> Generator[Any, Any, None]:
         """Begin the run, resume it, or read the records if it has finished."""
