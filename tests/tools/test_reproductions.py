@@ -130,6 +130,7 @@ def test_every_cell_says_where_it_comes_from(file):
     earlier = set[bool]()
     for line in (line for line in read_lines(file) if "key" in line):
         found, config = line["environment"], yaml.safe_load(line["config"])
+        assert not re.search(r"(^|\s)(/|~)", line["config"]), "files have no folders, which are of one machine"
         assert found["python"]
         assert found["processor"]
         assert {"fedfleet", "torch", "numpy"} <= {name for name, version in found["packages"].items() if version}
