@@ -170,7 +170,7 @@ def test_nobody_there(head, tmp_path):
         assert "no cluster answers there" in done.stderr
     done = head(tmp_path, "attach", "nosuch", "--address", head.address)
     assert done.returncode == 2
-    assert "no run nosuch goes on" in done.stderr
+    assert "no detached run nosuch is under way at" in done.stderr
     done = head(tmp_path, "run", "digits", "--detach")
     assert done.returncode == 2
     assert "give --address" in done.stderr
