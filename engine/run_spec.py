@@ -29,7 +29,7 @@ from .cohorts.samplers import CountedSampler, Sampler
 from .cohorts.tasks import steps_of
 from .config import schedules
 from .config.finite import check_finite
-from .config.over_steps import scheduled
+from .config.over_steps import rule_numbers, scheduled
 from .config.registry import Plugin, Registry, find_plugin
 from .config.schema import Adapt, ClientModels, Engine, Experiment, part_name
 from .errors import ConfigError
@@ -208,9 +208,11 @@ class RunSpec:
         if section is None:
             return Personal(method, division, rule_of(method))
         turns = None if section.split == "together" else Turns(*section.split, section.order)
-        rounds, rule = self.experiment.federation.rounds, rule_of(method) if section.rule == "same" else section.rule
-        built = self.registry.build("RULES", schedules.resolve(rule, round, rounds, "personal.rule"), "personal.rule")
-        return Personal(method, division, built, section.carry == "keep", turns)
+        keep = section.carry == "keep"
+        if section.rule == "same":
+            return Personal(method, division, rule_of(method), keep, turns, rule_numbers=rule_numbers(method))
+        rule = schedules.resolve(section.rule, round, self.experiment.federation.rounds, "personal.rule")
+        return Personal(method, division, self.registry.build("RULES", rule, "personal.rule"), keep, turns)
 
     def _ranked(self, method: Algorithm) -> Algorithm:
         """The method for clients whose adapters have different ranks; the method itself where they have not. Raises

@@ -48,6 +48,17 @@ def scheduled(spec: Any, build: Callable[[Any], Algorithm], round: int, rounds: 
     return Scheduled(method, StepNumbers(rows))
 
 
+def rule_numbers(method: Algorithm) -> StepNumbers | None:
+    """The numbers of the method's one rule in each local step, with paths that begin at the rule, for another part that
+    has this rule; None for a method without schedules over steps."""
+    inner: Any = method
+    while inner is not None and not isinstance(inner, Scheduled):
+        inner = getattr(inner, "method", None)
+    if inner is None:
+        return None
+    return StepNumbers({path[path.index(RULE) + 1 :]: row for path, row in inner.step_numbers.rows.items()})
+
+
 def replaced(spec: Any, keys: tuple[str, ...], value: float) -> Any:
     """The specification with another value at the end of these keys."""
     if keys and isinstance(spec, list):

@@ -681,7 +681,7 @@ class Adapt(Section):
     """The number of examples in a batch, at least 1, `same` as in training (default), or `all` of the client."""
     rule: Any = "same"
     """The local optimiser, by its name in the table RULES or a name with arguments; `same` (default) is the method's.
-    """
+    Of a schedule over rounds it has the number of the round; of one over steps `start`, or the largest of `values`."""
     tensors: str | dict[str, int] | list[str] = "all"
     """The group of tensors that is tuned, in the forms of `personal.tensors`; `all` (default) are those that are
     trained, and those that `personal.frozen` names. Running statistics outside the group stay, too."""
@@ -1195,12 +1195,6 @@ class Experiment(Section):
         Conflict(
             *("privacy.as_if", "federation.sampler", "goes with sampler uniform or binomial", "drop it"),
             lambda e: e.privacy and e.privacy.as_if and e.federation.sampled == "turns",
-        ),
-        Conflict(
-            *("personal.rule", "method", "same follows no schedule over steps", "give a rule"),
-            lambda e: (
-                e.personal is not None and e.personal.rule == "same" and e.personal.tensors and counts_steps(e.method)
-            ),
         ),
         Conflict(
             *("personal.rule", "run", "a schedule over steps is for the rule of the method", "give over: rounds"),

@@ -48,6 +48,8 @@ from ...algorithms.local import Rule, declared_lr
 from ...algorithms.parts.turns import Turns, chosen
 from ...algorithms.tree import Layout, Tree
 from .batch_norm import join_trees, split_tree
+from .numbers import with_numbers
+from .scheduled import StepNumbers
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,11 @@ class PersonalSteps(LocalSteps):
         for oracle in self.of:
             shared = SharedOracle(oracle, self.around.division, self.personal)
             yield shared
-            self.personal, self.rule = self.around._step(self.personal, shared.gradients[0], self.rule)
+            self.personal, self.rule = self.around._step(self.personal, shared, self.rule)
 
     def descend(self, y: Tree, lr: float, shift: Any = (), total: Any = (), pull: Any = ()) -> tuple[Tree, Any] | None:
         division = self.around.division
-        if division.statistics or pull or declared_lr(self.around.rule) != lr:
+        if division.statistics or pull or self.around.rule_numbers or declared_lr(self.around.rule) != lr:
             return None
 
         def whole(tree: Any) -> Any:
@@ -170,7 +172,8 @@ class PersonalSteps(LocalSteps):
 class Personal(Around):
     """`method` on the shared tensors of a model, see the module. `rule`: the local step of the personal ones; `keep`:
     whether clients keep its state between visits; `turns`: None to move both sides in every step; `trains`: False for a
-    pass in which the personal tensors stay."""
+    pass in which the personal tensors stay; `rule_numbers`: the rule's numbers in each local step, as schedules over
+    steps say, with paths that begin at the rule."""
 
     method: Algorithm
     division: Division
@@ -178,6 +181,7 @@ class Personal(Around):
     keep: bool = False
     turns: Turns | None = None
     trains: bool = True
+    rule_numbers: StepNumbers | None = None
 
     @property
     def own_models(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -230,7 +234,7 @@ class Personal(Around):
         method = self.method.client_step(public.method, client.method, local.method, shared_oracle)
         if not self.trains:
             return local._replace(method=method)
-        personal, rule = self._step(local.personal, shared_oracle.gradients[0], local.rule)
+        personal, rule = self._step(local.personal, shared_oracle, local.rule)
         after = LocalState(method, personal, rule)
         return after if self.turns is None else self._in_turn(self.turns.is_personal(oracle.done), local, after)
 
@@ -243,15 +247,18 @@ class Personal(Around):
         method = self.method.client_steps(public.method, client.method, local.method, beside)
         return LocalState(method, beside.personal, beside.rule)
 
-    def _step(self, personal: Tree, gradient: Tree, rule: Any) -> tuple[Tree, Any]:
-        """(the next personal tensors, the next state of their rule)."""
+    def _step(self, personal: Tree, oracle: SharedOracle, state: Any) -> tuple[Tree, Any]:
+        """(the next personal tensors, the next state of their rule). oracle: which the method has asked."""
+        gradient, rule = oracle.gradients[0], self.rule
+        if self.rule_numbers is not None:
+            rule = with_numbers(rule, self.rule_numbers.at(oracle.done))
         if not self.division.statistics:
-            return self.rule.step(personal, gradient, rule)
+            return rule.step(personal, gradient, state)
         p, statistics = split_tree(personal, self.division.statistics)
         g, move = split_tree(gradient, self.division.statistics)
         if p.layout.names:
-            p, rule = self.rule.step(p, g, rule)
-        return join_trees(p, statistics - move), rule
+            p, state = rule.step(p, g, state)
+        return join_trees(p, statistics - move), state
 
     def _in_turn(self, personal: Tensor, before: LocalState, after: LocalState) -> LocalState:
         """What is left of a step in which one side moves. personal: (), whether it is the personal one. Running

@@ -6,7 +6,7 @@ axes. So schedules serve every rule, and no rule knows of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,7 @@ class StepNumbers:
     It is one value, and not data of the method's form, so that only methods with the same numbers have one form.
     """
 
-    def __init__(self, rows: Mapping[Path, list[float]]) -> None:
+    def __init__(self, rows: Mapping[Path, Sequence[float]]) -> None:
         self.rows = {path: tuple(row) for path, row in rows.items()}
         self.steps = len(next(iter(self.rows.values())))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -302,6 +303,49 @@ def test_a_visit_begins_anew_in_every_round(tmp_path):
     lr = {"schedule": "step", "start": 0.2, "milestones": [1], "gamma": 0.5, "over": "visit"}
     rows = run(walking(tmp_path, lr, 3, 3)).rows
     assert [row["client/norm2"] for row in rows] == pytest.approx([6 * (0.2 + 0.1 + 0.1) ** 2] * 3, rel=1e-9)
+
+
+def personal_digits(lr: object, steps: int, rounds: int, plugin: str = "", **more: Any) -> dict[str, Any]:
+    """FedAvg on digits, with a bias of ten numbers that each client has for itself."""
+    rule = {"name": "walk", "lr": lr} if plugin else {"name": "momentum", "lr": lr, "mu": 0.5}
+    return {
+        "workload": {"name": "digits", "model": "logistic"},
+        "method": {"name": "fedavg", "rule": rule},
+        "federation": {"clients": 4, "cohort": 3, "rounds": rounds, "local": {"steps": steps, "batch": 4}},
+        "personal": {"tensors": ["*bias"], **more},
+        "evaluate": {"clients": {"own": True}, "held_out": 0.2},
+        "engine": {"backend": "local", "dtype": "float64", "kernels": "torch"},
+        "plugins": [plugin] if plugin else [],
+        "tracking": {"uri": "none"},
+    }
+
+
+@pytest.mark.parametrize("carry", ["reset", "keep"])
+def test_personal_tensors_follow_the_schedule_of_the_methods_rule(carry):
+    """With one step per round, start decay^t over steps is (start decay) decay^(t - 1) over rounds."""
+    schedule = {"schedule": "exponential", "decay": 0.5}
+    over_steps = run(experiment(personal_digits({**schedule, "start": 0.2, "over": "steps"}, 1, 3, carry=carry)))
+    over_rounds = run(experiment(personal_digits({**schedule, "start": 0.1}, 1, 3, carry=carry)))
+    for name, value in over_steps.model.items():
+        torch.testing.assert_close(value, over_rounds.model[name], rtol=1e-12, atol=1e-12)
+    for column in ("eval/own/test_loss", "client/personal_norm2"):
+        values = [[row[column] for row in each.rows if column in row] for each in (over_steps, over_rounds)]
+        assert values[0], column
+        assert values[0] == pytest.approx(values[1], rel=1e-12), column
+
+
+@pytest.mark.parametrize(("block", "more"), [(1, {}), (3, {}), (3, {"split": [2, 1]})])
+def test_the_rates_that_the_rule_of_personal_tensors_sees(tmp_path, block, more):
+    """It steps along (1, …, 1), so that what ten numbers moved says the sum of its rates in a visit."""
+    (tmp_path / "plugin.py").write_text(WALK)
+    lr = {"schedule": "linear", "start": 0.3, "warmup": 2, "over": "steps"}
+    made = personal_digits(lr, 3, 2, str(tmp_path / "plugin.py"), **more)
+    made["engine"]["block"] = block
+    rows = run(experiment(made)).rows
+    rates = [0.15, 0.3, 0.225, 0.15, 0.075, 0.0]
+    counted = slice(None, 2) if more else slice(None)
+    expected = [10 * sum(rates[first : first + 3][counted]) ** 2 for first in (0, 3)]
+    assert [row["client/personal_norm2"] for row in rows] == pytest.approx(expected, rel=1e-12)
 
 
 MORE = {"biclip": {"d": 0.01, "u": 0.5}, "groups": {"groups": [{"match": ["*bias*"], "lr": 0.3}]}}
