@@ -760,15 +760,17 @@ def rule_of(method: Algorithm, key: str = "personal.rule") -> Rule:
     return rule
 
 
-def check_patterns(method: Algorithm, names: Sequence[str]) -> None:
-    """Raise ConfigError if a pattern of a local rule matches no tensor. names: of the trained tensors."""
+def check_patterns(method: Algorithm, names: Sequence[str], spec: Any) -> None:
+    """Raise ConfigError if a pattern of a local rule matches no tensor. names: of the trained tensors. spec: of the
+    method, which may have the rule's options as its own."""
     inner, rule = getattr(method, "method", None), getattr(method, "rule", None)
     if isinstance(inner, Algorithm):
-        check_patterns(inner, names)
+        check_patterns(inner, names, spec)
     if isinstance(rule, Rule):
-        section = "personal" if isinstance(method, Personal) else "method"
+        personal = isinstance(method, Personal)
         for key, patterns in rule.patterns.items():
-            matching(patterns, f"{section}.rule.{key}", names)
+            own = not personal and isinstance(spec, Mapping) and key in spec
+            matching(patterns, f"method.{key}" if own else f"{'personal' if personal else 'method'}.rule.{key}", names)
 
 
 def facts_of(frozen: Mapping[str, Tensor]) -> dict[str, Any]:

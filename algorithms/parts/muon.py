@@ -160,6 +160,10 @@ class Spectral(Rule):
         nonnegative(weight_decay=self.weight_decay)
         one_of(*SCALES, scale=self.scale)
 
+    @property
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        return {"aux": self.aux}
+
     def init(self, x: Tree) -> Any:
         vectors = parts(x.layout, self.aux).vectors
         return self.vector_rule.init(x.pick(vectors)) if vectors else ()

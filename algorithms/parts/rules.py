@@ -7,6 +7,7 @@ one for each group of parameters, see `groups`; norms are then those of each gro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -178,6 +179,10 @@ class Averaged(Rule):
 
     def __post_init__(self) -> None:
         fraction(mu=self.mu)
+
+    @property
+    def patterns(self) -> Mapping[str, tuple[str, ...]]:
+        return self.rule.patterns  # of one mapping: `muon` names the options of both
 
     def init(self, x: Tree) -> Average:
         return Average(x.zeros(), self.rule.init(x))

@@ -71,7 +71,7 @@ def _prepare(
     with plugin_errors("method", settings=experiment.method), building_model(experiment.workload):
         check_privacy(built, x)
         check_conflicts(built)
-        check_patterns(built.method, run_spec.layout.names)
+        check_patterns(built.method, run_spec.layout.names, experiment.method)
         check_rows(run_spec, byte_count(built.state_spec.client))
     run_spec.stage_plan.check(run_spec.last_round)
     run_spec.adaptations(built.method)

@@ -79,6 +79,14 @@ REFUSED = {
         ("method.rule={name: clip, rule: {name: groups, rule: sgd, groups: [{match: ['*bais*'], lr: 0.1}]}}",),
         "method.rule.rule.groups.0.match: every pattern must name a tensor, got *bais*; did you mean out.bias?",
     ),
+    "a matrix that is not there among those of vector_lr": (
+        ("method={name: fedmuon_bc, aux: ['oot.*']}",),
+        "method.aux: every pattern must name a tensor, got oot.*; valid: fc1.weight, ",
+    ),
+    "the same of a rule": (
+        ("method.rule={name: muon, aux: ['oot.*']}",),
+        "method.rule.aux: every pattern must name a tensor, got oot.*; valid: fc1.weight, ",
+    ),
     "an offset in rounds": (
         ("method.rule={name: sgd, lr: {schedule: linear, start: 0.1, offset: -1}}",),
         "offset is for schedules over steps, got offset=-1; leave it out, or give over: steps",

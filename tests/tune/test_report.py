@@ -29,7 +29,7 @@ from fedfleet.tune.page.svg import band
 from fedfleet.tune.report import markdown
 from fedfleet.tune.report.charts import charts
 from fedfleet.tune.report.files import write_page, write_report
-from fedfleet.tune.report.findings import Findings, MeasuredRun, chosen_by, findings, mean_curve, undecided
+from fedfleet.tune.report.findings import Findings, MeasuredRun, chosen_by, facts, findings, mean_curve, undecided
 from fedfleet.tune.report.sensitivity import LINES, grids
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
 from fedfleet.tune.report.tables import privacy, tables
@@ -37,6 +37,7 @@ from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.report import page_of as search_page
 from fedfleet.tune.search.trial_store import Trial
 from fedfleet.tune.study import kept_results
+from fedfleet.tune.study.cells import cells as study_cells
 from fedfleet.tune.study.cells import trials
 from fedfleet.tune.study.folder import Points, StudyFolder
 from fedfleet.tune.study.spec import Published, Report, load
@@ -600,6 +601,18 @@ def test_the_shorter_trials_of_a_reduced_study_make_its_choices(tmp_path: Path):
         folder.of(cell).mkdir(parents=True)
         (folder.of(cell) / "result.json").write_text('{"rounds": 2}')
     assert undecided(folder, folder.study) == {}
+
+
+def test_every_set_of_versions_is_said_once(tmp_path: Path):
+    folder, study = StudyFolder(tmp_path / "out"), load(written(tmp_path))
+    for place, cell in enumerate(some := study_cells(study)):
+        folder.of(cell).mkdir(parents=True)
+        environment = {"packages": {"torch": f"2.{min(place, 1)}"}, "python": "3.13"}
+        (folder.of(cell) / "environment.json").write_text(json.dumps(environment))
+    assert [text for text in facts(folder, some) if "torch" in text] == [
+        "torch 2.0, Python 3.13",
+        "torch 2.1, Python 3.13",
+    ]
 
 
 @pytest.mark.parametrize(

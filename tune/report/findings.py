@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -289,7 +288,7 @@ def facts(folder: StudyFolder, cells: list[Cell]) -> Iterator[str]:
     seeds = len({cell.seed for cell in cells})
     yield f"{seeds} seed{'s' if seeds > 1 else ''}"
     yield from dict.fromkeys(filter(None, (data_in_part(folder.of(cell)) for cell in cells)))
-    yield from islice(filter(None, (versions_of(folder.of(cell)) for cell in cells)), 1)
+    yield from dict.fromkeys(filter(None, (versions_of(folder.of(cell)) for cell in cells)))
 
 
 def mean_curve(runs: list[MeasuredRun]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
