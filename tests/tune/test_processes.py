@@ -89,6 +89,22 @@ def test_a_process_whose_runs_all_fail_at_once_is_given_the_others(tmp_path: Pat
     assert source.ends == {f"a{i}": "failed" for i in range(6)}
 
 
+def test_no_process_takes_more_than_its_share_of_what_is_left(tmp_path: Path):
+    """Two processes have room for all twelve runs. A run that was given to one of them cannot go to the other."""
+    source = Listed([request(tmp_path, f"s{i:02}", 0.05 * (i + 1), rounds=12) for i in range(12)])
+    most: list[float] = []
+    with Processes(2, 24) as processes:
+
+        def watched() -> int:
+            runs = [len(process.runs) for process in processes.processes]
+            most.append(max(runs) - (source.left + sum(runs)) / 2)
+            return 0
+
+        processes.run(source, watched)
+    assert set(source.ends.values()) == {"finished"}
+    assert max(most) <= 1
+
+
 def test_data_are_loaded_before_the_runs_that_need_them(tmp_path: Path):
     """A process loads data when it is told to, and the first run with the same data finds them there. Where that fails,
     only a run says so."""

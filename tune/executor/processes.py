@@ -110,13 +110,15 @@ class Processes(Executor):
         A run may follow while a process has not asked for runs since it was given some: it asks after each run's last
         report, and the source may have a run for it then.
 
+        No process has more than its share of the runs that have not ended, so that the others have as much to do.
         Thousands of runs take a while, so that `stop` is asked before each one.
         """
         left = self.source.left + len(self.again) + (self.held is not None)
-        share = max(1, -(-left // len(self.processes)))
+        share = -(-(left + sum(len(process.runs) for process in self.processes)) // len(self.processes))
         for process in self.processes:
             runs: list[RunRequest] = []
-            while process.wants and len(runs) < share and not stop() and (request := self._next(process)) is not None:
+            free = max(1, share) - len(process.runs)
+            while process.wants and len(runs) < free and not stop() and (request := self._next(process)) is not None:
                 runs.append(request)
                 process.runs[request.key] = request
             if stop():
