@@ -90,19 +90,24 @@ def test_a_process_whose_runs_all_fail_at_once_is_given_the_others(tmp_path: Pat
 
 
 def test_no_process_takes_more_than_its_share_of_what_is_left(tmp_path: Path):
-    """Two processes have room for all twelve runs. A run that was given to one of them cannot go to the other."""
-    source = Listed([request(tmp_path, f"s{i:02}", 0.05 * (i + 1), rounds=12) for i in range(12)])
-    most: list[float] = []
+    """Two processes have room for all twelve runs. Some end early, and the process that had them gets others, which are
+    lost for the other process."""
+    rounds = [25, 25, 1, 2, 3, 4, *[25] * 6]
+    source = Listed([request(tmp_path, f"s{i:02}", 0.05 * (i + 1), rounds=last) for i, last in enumerate(rounds)])
+    had, shares = dict[int, int](), list[tuple[int, int]]()
     with Processes(2, 24) as processes:
 
         def watched() -> int:
-            runs = [len(process.runs) for process in processes.processes]
-            most.append(max(runs) - (source.left + sum(runs)) / 2)
+            runs = {id(process): len(process.runs) for process in processes.processes}
+            unfinished = source.left + sum(runs.values())
+            shares.extend((count, unfinished) for each, count in runs.items() if count > had.get(each, 0))
+            had.update(runs)
             return 0
 
         processes.run(source, watched)
     assert set(source.ends.values()) == {"finished"}
-    assert max(most) <= 1
+    assert shares
+    assert all(count <= (unfinished + 1) // 2 for count, unfinished in shares)
 
 
 def test_data_are_loaded_before_the_runs_that_need_them(tmp_path: Path):
