@@ -210,7 +210,8 @@ class RunSpec:
         turns = None if section.split == "together" else Turns(*section.split, section.order)
         keep = section.carry == "keep"
         if section.rule == "same":
-            return Personal(method, division, rule_of(method), keep, turns, rule_numbers=rule_numbers(method))
+            own = rule_of(method)
+            return Personal(method, division, own, keep, turns, rule_numbers=rule_numbers(method, own))
         rule = schedules.resolve(section.rule, round, self.experiment.federation.rounds, "personal.rule")
         return Personal(method, division, self.registry.build("RULES", rule, "personal.rule"), keep, turns)
 
@@ -767,10 +768,12 @@ def check_patterns(method: Algorithm, names: Sequence[str], spec: Any) -> None:
     if isinstance(inner, Algorithm):
         check_patterns(inner, names, spec)
     if isinstance(rule, Rule):
-        personal = isinstance(method, Personal)
         for key, patterns in rule.patterns.items():
-            own = not personal and isinstance(spec, Mapping) and key in spec
-            matching(patterns, f"method.{key}" if own else f"{'personal' if personal else 'method'}.rule.{key}", names)
+            if isinstance(method, Personal):
+                place = "personal.rule"
+            else:
+                place = "method" if isinstance(spec, Mapping) and key in spec else "method.rule"
+            matching(patterns, f"{place}.{key}", names)
 
 
 def facts_of(frozen: Mapping[str, Tensor]) -> dict[str, Any]:

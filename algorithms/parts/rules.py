@@ -182,7 +182,7 @@ class Averaged(Rule):
 
     @property
     def patterns(self) -> Mapping[str, tuple[str, ...]]:
-        return self.rule.patterns  # of one mapping: `muon` names the options of both
+        return self.rule.patterns  # `muon` has the options of both rules in one mapping, so that no key needs a prefix
 
     def init(self, x: Tree) -> Average:
         return Average(x.zeros(), self.rule.init(x))

@@ -7,12 +7,13 @@ method also use their numbers before the first step, after the last one or on th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...algorithms.contract import Algorithm
+from ...algorithms.local import Rule
 from ..errors import ConfigError
-from ..method_form.numbers import numbers
+from ..method_form.numbers import Path, numbers
 from ..method_form.scheduled import Scheduled, StepNumbers
 from . import schedules
 
@@ -48,15 +49,23 @@ def scheduled(spec: Any, build: Callable[[Any], Algorithm], round: int, rounds: 
     return Scheduled(method, StepNumbers(rows))
 
 
-def rule_numbers(method: Algorithm) -> StepNumbers | None:
-    """The numbers of the method's one rule in each local step, with paths that begin at the rule, for another part that
-    has this rule; None for a method without schedules over steps."""
+def rule_numbers(method: Algorithm, rule: Rule) -> StepNumbers | None:
+    """The numbers of a method's rule in each local step, with paths that begin at the rule, for another part that has
+    this rule; None where no schedule over steps is for it. rule: a part of the method, at most below other methods."""
     inner: Any = method
     while inner is not None and not isinstance(inner, Scheduled):
         inner = getattr(inner, "method", None)
     if inner is None:
         return None
-    return StepNumbers({path[path.index(RULE) + 1 :]: row for path, row in inner.step_numbers.rows.items()})
+    rows: dict[Path, Sequence[float]] = {}
+    for path, row in inner.step_numbers.rows.items():
+        end = path.index(RULE) + 1
+        part: Any = inner.method
+        for key in path[:end]:
+            part = part[key] if isinstance(key, int) else getattr(part, key)
+        if part is rule:
+            rows[path[end:]] = row
+    return StepNumbers(rows) if rows else None
 
 
 def replaced(spec: Any, keys: tuple[str, ...], value: float) -> Any:

@@ -12,14 +12,17 @@ import pytest
 import torch
 
 from fedfleet.algorithms.contract import Round
+from fedfleet.algorithms.ditto import Ditto
+from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.table import RULES
 from fedfleet.engine import resume, run
-from fedfleet.engine.config.over_steps import scheduled
+from fedfleet.engine.config.over_steps import rule_numbers, scheduled
 from fedfleet.engine.config.registry import Registry, signature
 from fedfleet.engine.config.registry import resolve as resolve_entry
 from fedfleet.engine.config.schedules import has_schedule, numbers_over_steps, resolve
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.run_spec import rule_of
 from fedfleet.engine.runs.prepare import prepare
 from tests.algorithms import driver
 from tests.reference import low_communication as slow
@@ -346,6 +349,18 @@ def test_the_rates_that_the_rule_of_personal_tensors_sees(tmp_path, block, more)
     counted = slice(None, 2) if more else slice(None)
     expected = [10 * sum(rates[first : first + 3][counted]) ** 2 for first in (0, 3)]
     assert [row["client/personal_norm2"] for row in rows] == pytest.approx(expected, rel=1e-12)
+
+
+def test_personal_tensors_follow_no_schedule_of_another_rule():
+    """Of a method in a method, each has a rule of its own."""
+    lr = {"schedule": "linear", "start": 0.3, "over": "steps"}
+    base = {"name": "fedavg", "rule": {"name": "sgd", "lr": lr}}
+    method = scheduled(base, lambda plain: Ditto(Registry().build("METHODS", plain, "method"), Sgd(0.1)), 1, 3, 3)
+    own, inner = rule_of(method.method), method.method.method.rule
+    assert own == Sgd(0.1)
+    assert rule_numbers(method, own) is None
+    (row,) = rule_numbers(method, inner).rows.items()
+    assert row == (("lr",), pytest.approx([0.3 * (1 - t / 9) for t in (1, 2, 3)], rel=1e-12))
 
 
 MORE = {"biclip": {"d": 0.01, "u": 0.5}, "groups": {"groups": [{"match": ["*bias*"], "lr": 0.3}]}}
