@@ -188,7 +188,6 @@ EXAMPLES: list[tuple[str, str, list[str]]] = [
     ("evaluate.clients.export", "out", ["personal={tensors: head}", "evaluate.clients.export=personal"]),
     ("evaluate.server", "personal.tensors", ["personal={tensors: head}", "evaluate.server=true"]),
     ("evaluate.clients.statistics", "run", ["evaluate.clients.statistics=training"]),
-    ("personal.rule", "method", ["personal={tensors: head}", OVER_STEPS]),
     (
         *("personal.rule", "run"),
         ["personal={tensors: head, rule: {name: sgd, lr: {schedule: linear, start: 0.1, over: steps}}}"],
