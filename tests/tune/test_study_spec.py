@@ -16,7 +16,7 @@ import yaml
 
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.report.findings import chosen_by
-from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
+from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, trial_of, trials
 from fedfleet.tune.study.check import checked, resolve, with_direction
 from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.kept_results import number
@@ -101,7 +101,7 @@ def chosen_anew(study: Study, score: Score) -> list[tuple[str, dict[str, Any]]]:
                 values = []
                 for i in range(len(offered)):
                     runs = [[*grid(study, method, *level, one)][i] for level in at for one in seeds]
-                    values.append(sum(score(shorter(run, study)) for run in runs) / len(runs))
+                    values.append(sum(score(trial_of(run, study)) for run in runs) / len(runs))
                 best = offered[values.index(max(values))]
                 made.append((best.key, best.settings))
     return made

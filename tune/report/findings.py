@@ -15,7 +15,7 @@ from ...engine.records.metrics import on_validation
 from .. import units
 from ..by_client import ByClient
 from ..run_files import column, data_in_part, privacy_spent, read_columns, read_table, same, versions_of
-from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
+from ..study.cells import Cell, grids_of, group_of, levels, trial_of, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
 from .served import Row, Served, served
@@ -211,7 +211,7 @@ def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int],
         deciding: dict[Any, dict[str, Cell]] = {}
         for place, seed, offered in grids_of(study, method, study.tune.seeds or study.seeds):
             group = deciding.setdefault(group_of(study, place, seed), {})
-            short = [shorter(cell, study) for cell in offered if len(offered) > 1]
+            short = [trial_of(cell, study) for cell in offered if len(offered) > 1]
             group.update((cell.key, cell) for cell in short)
         over = {
             group: sum(folder.status(cell) != MISSING for cell in wanted.values()) for group, wanted in deciding.items()
@@ -248,6 +248,7 @@ def chosen_by(study: Study) -> str:
         text += " on the test set"
     elif on_validation(study.report.metric) == study.deciding:
         text = f"by {units.in_words(study.deciding)}, on {study.validation:.0%} of each client's rows"
+        text += ", which only the trials held out" if tune.validation else ""
     if tune.last > 1:
         text += f", as the mean of the last {tune.last} evaluations"
     if tune.seeds is not None and set(tune.seeds) != set(study.seeds):

@@ -20,6 +20,7 @@ from ..files import override
 from ..identity import effective_settings
 from ..ranges import corners, decided, points, ranges
 from ..run_files import same
+from ..validation import fraction
 from .spec import CLIENTS, COHORT, ROUNDS, Study
 
 NO_FILES: Mapping[str, str] = {}
@@ -259,18 +260,26 @@ def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
     return data
 
 
-def shorter(cell: Cell, study: Study) -> Cell:
-    """The same cell with the number of rounds of a trial."""
-    data = shorten(cell.data, study.trial_rounds)
+def trial_of(cell: Cell, study: Study) -> Cell:
+    """The trial with the settings of a cell; the cell itself if that is what it would run."""
+    data = of_trial(cell.data, study)
     return cell if data is cell.data else with_keys(cell._replace(data=data), study)
 
 
-def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
-    """The experiment with at most so many rounds; itself if it has no more of them."""
-    federation = data["federation"]
-    if rounds is None or federation["rounds"] <= rounds:
-        return data
-    return {**data, "federation": {**federation, "rounds": rounds}}
+def of_trial(data: dict[str, Any], study: Study) -> dict[str, Any]:
+    """The experiment with the number of rounds of a trial, if it has more of them, and with the rows that trials hold
+    out. Raises ConfigError if it holds out some of its own."""
+    federation, rounds = data["federation"], study.trial_rounds
+    if rounds is not None and rounds < federation["rounds"]:
+        data = {**data, "federation": {**federation, "rounds": rounds}}
+    if held_out := study.tune.validation:
+        if own := fraction(data):
+            raise ConfigError(
+                f"tune.validation: the runs hold out rows of their own, evaluate.validation is {own}, got {held_out}; "
+                "drop one of them"
+            )
+        data = {**data, "evaluate": {**data.get("evaluate", {}), "validation": held_out}}
+    return data
 
 
 def digest(data: dict[str, Any], files: Mapping[str, str] = NO_FILES) -> str:
@@ -306,7 +315,7 @@ def trials(study: Study) -> list[Cell]:
     if study.tune.each == "none":
         return []
     found = [
-        shorter(cell, study)
+        trial_of(cell, study)
         for method in study.methods
         for _, _, offered in grids_of(study, method, study.tune.seeds or study.seeds)
         for cell in (offered if len(offered) > 1 else [])
@@ -406,6 +415,6 @@ def best(runs: list[list[Cell]], study: Study, score: Score) -> int:
         return 0
     values = []
     for point in zip(*runs, strict=True):
-        scores = [score(shorter(cell, study)) for cell in point]
+        scores = [score(trial_of(cell, study)) for cell in point]
         values.append(sum(scores) / len(scores) if all(map(math.isfinite, scores)) else -math.inf)
     return next(number for number, value in enumerate(values) if same(value, max(values)))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ...algorithms.contract import Deferred
 from ...algorithms.tree import Layout
@@ -21,7 +22,8 @@ from ...engine.runs.expected_columns import check_column
 from ...engine.runs.prepare import prepare
 from ..tracking.stores import store
 from ..tracking.writers import check_names
-from .cells import Cell, cells, first_values, grid, has_ranges, levels, planned
+from ..validation import fraction
+from .cells import Cell, cells, first_values, grid, has_ranges, levels, of_trial, planned
 from .searches import check_searches
 from .spec import Study
 
@@ -95,28 +97,42 @@ def check_metrics(study: Study) -> None:
     """
     if study.validation and study.tune.each != "none":
         refuse_test_metric("tune.metric", study.deciding)
-    if study.validation and study.report.best_round and on_validation(study.report.metric):
+    if fraction(study.experiment) and study.report.best_round and on_validation(study.report.metric):
         raise ConfigError(
             f"report.best_round: choices are made on validation rows, got {study.report.metric}; leave it out, or set "
             "report.best_of_test"
         )
-    by_workload: dict[str, dict[str, Experiment]] = {}
+    by_workload: dict[str, dict[str, dict[str, Any]]] = {}
     for _, at in levels(study):
         for method in study.methods:
             data = first_values(planned(study, method, at, study.seeds[0]))
             kind = json.dumps(without_numbers({"workload": data.get("workload"), "evaluate": data.get("evaluate")}))
-            by_workload.setdefault(kind, {}).setdefault(method, experiment(data))
-    for experiments in by_workload.values():
-        plain = [one for method, one in experiments.items() if method not in study.report.metrics]
-        if plain:
-            check_column(study.report.metric, "report.metric", plain)
-            if study.deciding != study.report.metric:
-                check_column(study.deciding, "tune.metric", plain)
-        for number, column in enumerate(study.report.also):
-            check_column(column, f"report.also[{number}]", [*experiments.values()])
-        for method in experiments.keys() & study.report.metrics.keys():
-            for column in dict.fromkeys((study.report_of(method).metric, study.deciding_of(method))):
-                check_column(column, f"report.metrics.{method}", [experiments[method]])
+            by_workload.setdefault(kind, {}).setdefault(method, data)
+    for found in by_workload.values():
+        runs = {method: experiment(data) for method, data in found.items()}
+        check_reported(study, runs)
+        check_deciding(study, {method: experiment(of_trial(data, study)) for method, data in found.items()})
+
+
+def check_reported(study: Study, runs: dict[str, Experiment]) -> None:
+    """Raise ConfigError if no run of one workload, method -> experiment, records a column that is reported."""
+    if plain := [one for method, one in runs.items() if method not in study.report.metrics]:
+        check_column(study.report.metric, "report.metric", plain)
+    for number, column in enumerate(study.report.also):
+        check_column(column, f"report.also[{number}]", [*runs.values()])
+    for method in runs.keys() & study.report.metrics.keys():
+        check_column(study.report_of(method).metric, f"report.metrics.{method}", [runs[method]])
+
+
+def check_deciding(study: Study, trials: dict[str, Experiment]) -> None:
+    """Raise ConfigError if no trial of one workload, method -> experiment, records a column that decides. Columns that
+    are reported, too, have been checked."""
+    plain = [one for method, one in trials.items() if method not in study.report.metrics]
+    if plain and study.deciding != study.report.metric:
+        check_column(study.deciding, "tune.metric", plain)
+    for method in trials.keys() & study.report.metrics.keys():
+        if (column := study.deciding_of(method)) != study.report_of(method).metric:
+            check_column(column, f"report.metrics.{method}", [trials[method]])
 
 
 @contextmanager

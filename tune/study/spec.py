@@ -42,8 +42,8 @@ class Tune(Section):
     `level`, for all seeds of a level together; `once`, for all levels and seeds together; or `none` (default), the
     first value of every grid, without trials."""
     metric: str | None = None
-    """The column of rounds.parquet that decides (default: that of the report; with `evaluate.validation`, the same on
-    the rows for validation)."""
+    """The column of rounds.parquet that decides (default: that of the report; with rows for validation, the same on
+    these)."""
     best: Direction = "auto"
     """Whether larger (`max`) or smaller (`min`) values of it are better. `auto` (default) is `report.best` if that is
     given, and otherwise follows from the metric in the same way."""
@@ -52,6 +52,9 @@ class Tune(Section):
     rounds: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     """The number of rounds of a trial (default: that of its cell, which is also the largest). `reduced` makes it
     smaller, too."""
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """The fraction of each client's rows that the trials hold out and decide by, as `evaluate.validation` of an
+    experiment does; the runs themselves then train on all rows."""
     seeds: tuple[int, ...] | None = None
     """The seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default: those of
     the study)."""
@@ -215,7 +218,7 @@ class Study(Section):
     @property
     def validation(self) -> Any:
         """The fraction of each client's rows by which settings are chosen, 0 for none."""
-        return fraction(self.experiment)
+        return fraction(self.experiment) or self.tune.validation
 
     @property
     def full_rounds(self) -> Any:
