@@ -26,14 +26,17 @@ from .execution_plan import keeps_a_gpu_busy
 from .kernel_proof import kernel_identity
 
 SECONDS = 6.0
-"""The time after which no further plan is tried."""
+"""The time after which no plan with several clients in a block is tried any more. Those for a client alone are tried in
+any case: a large network takes longer for the first one, and gains most by other kernels."""
 GPU_SECONDS, GPU_FIRST = 2.0, 1.2
 """The same on a GPU, where short runs are measured too. The plan that is tried then is left; the first one is left
 earlier, so that others are tried as well."""
 MEMORY_SHARE = 0.8
 """The share of a worker's memory of a GPU that a block may take. The rest is for an evaluation, for recordings of other
 shapes, and for what the worker's neighbours need for a moment."""
-REPEATS = 4
+REPEATS, ENOUGH = 4, 1.5
+"""The number of passes that are timed, and the seconds after which no further one is: a pass of a large network takes
+longer, and says alone how long a client takes."""
 STEPS, GPU_STEPS, BUSY_STEPS, CLIENTS = 5, 2, 1, 4
 """The largest number of local steps per client, the same on a GPU and on a GPU that a client alone keeps busy, and the
 smallest number of clients if the cohort has as many."""
@@ -66,7 +69,7 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
     done: set[str] = set()
     failed: dict[str, int] = {}  # by kernels, the smallest block that failed
     for number, plan in enumerate(candidates):
-        if (found or on_gpu) and time.perf_counter() > end:
+        if (on_gpu or (found and plan.block > 1)) and time.perf_counter() > end:
             break
         if plan.kernels in done or plan.block >= failed.get(plan.kernels, math.inf):
             continue
@@ -118,9 +121,12 @@ def time_plan(
     until: float = math.inf,
     columns: Callable[[], DeviceColumns] | None = None,
 ) -> Iterator[float]:
-    """Seconds per client in each of REPEATS passes, after a first pass that does not count, in which recordings of
-    steps are made. until: when TooSlow is raised before the next local step. columns: gives those of the training
-    set, placed once for all plans; None to place them for this one."""
+    """Seconds per client in each of REPEATS passes, of which none begins more than ENOUGH seconds after the first.
+
+    A pass before them, in which recordings of steps are made, does not count. until: when TooSlow is raised before the
+    next local step. columns: gives those of the training set, placed once for all plans; None to place them for this
+    one.
+    """
 
     def beat() -> None:
         if time.perf_counter() > until:
@@ -141,10 +147,14 @@ def time_plan(
     worker.train(work, shared)
     if room is not None and (used := peak_memory(trial.device) - held) > MEMORY_SHARE * room:
         raise torch.OutOfMemoryError(f"a block of {plan.block} clients needs {used} of {room} bytes")
+    first = time.perf_counter()
     for _ in range(REPEATS):
         began = time.perf_counter()
         worker.train(work, shared)
-        yield (time.perf_counter() - began) / len(work.task.clients)
+        ended = time.perf_counter()
+        yield (ended - began) / len(work.task.clients)
+        if ended - first > ENOUGH:
+            return
 
 
 def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:

@@ -41,6 +41,9 @@ from .kernel_proof import kernel_identity, prove
 WORTH = 20_000
 """The number of local steps from which on a run is long enough for a measurement. Such a run takes about half a minute
 with a small network, and the measurement takes some seconds."""
+WORTH_OF_LARGE, LARGE = 2_000, 4e12
+"""The same for a network so large that the forward passes of the run have this many multiplications: the run takes some
+minutes, and measuring and proving take as long as some hundred local steps."""
 PATIENCE = 60.0
 """The longest wait in seconds for another process that measures the same plan."""
 BLOCKS = (48, 24, 12, 8, 4)
@@ -232,14 +235,16 @@ def plan_by_rule(run_spec: RunSpec) -> ExecutionPlan:
 
 
 def worth_measuring(run_spec: RunSpec, split: Split) -> bool:
-    """Whether a run trains on a GPU or has at least WORTH local steps, and this process has a device like those of its
-    workers."""
-    if run_spec.device.type == "cuda":
+    """Whether a run is long enough for a measurement, or trains on a GPU, and this process has a device like those of
+    its workers."""
+    if not can_measure(run_spec.device) or run_spec.device.type == "cuda":
         return can_measure(run_spec.device)
     federation = run_spec.experiment.federation
     steps_per_client = float(steps_of(np.asarray(split.client_index.sizes), federation.local).mean())
     steps = steps_per_client * federation.cohort * federation.rounds
-    return steps >= WORTH and can_measure(run_spec.device)
+    if not WORTH_OF_LARGE <= steps < WORTH:
+        return steps >= WORTH
+    return LARGE <= steps * run_spec.multiplications_of_batch() < math.inf
 
 
 def can_measure(device: torch.device) -> bool:

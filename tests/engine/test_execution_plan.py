@@ -17,6 +17,7 @@ import torch
 
 from fedfleet.engine import resume, run
 from fedfleet.engine.clients.local_training import LocalTrainer
+from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.kernels import library, operators
 from fedfleet.engine.kernels.library import NoKernels
@@ -135,6 +136,27 @@ def test_short_runs_go_by_the_rule_and_what_is_given_is_taken(monkeypatch):
         (9, "torch"),
         "plan: blocks of 9 clients, torch kernels (too short a run to measure)",
     )
+
+
+def test_runs_of_large_networks_are_measured_with_fewer_steps(monkeypatch):
+    monkeypatch.undo()
+    made = auto()
+    plan = made.federation
+    steps = execution_plan.WORTH_OF_LARGE
+    local = plan.local.taking(steps=steps // plan.cohort)
+    made = made.model_copy(update={"federation": plan.model_copy(update={"rounds": 1, "local": local})})
+    run_spec, count = RunSpec.of("run", made), steps // plan.cohort * plan.cohort
+    split, work = run_spec.split(), count * run_spec.multiplications_of_batch()
+    assert count < execution_plan.WORTH
+    monkeypatch.setattr(execution_plan, "WORTH_OF_LARGE", count)
+    assert not execution_plan.worth_measuring(run_spec, split)
+    monkeypatch.setattr(execution_plan, "LARGE", work)
+    assert execution_plan.worth_measuring(run_spec, split)
+    monkeypatch.setattr(execution_plan, "WORTH_OF_LARGE", count + 1)
+    assert not execution_plan.worth_measuring(run_spec, split)
+    monkeypatch.setattr(execution_plan, "WORTH_OF_LARGE", count)
+    monkeypatch.setattr(RunSpec, "multiplications_of_batch", lambda run_spec: math.inf)
+    assert not execution_plan.worth_measuring(run_spec, split)
 
 
 def test_candidates():
@@ -291,6 +313,34 @@ def test_plans_are_measured_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch
     run_spec = RunSpec.of("run", auto())
     plans = [ExecutionPlan(block, "torch") for block in range(1, 21)]
     assert len(autotune.measure(run_spec, run_spec.split(), plans)) == autotune.SECONDS + 1
+
+
+def test_all_kernels_are_tried_for_a_client_alone_however_long_it_takes(monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+
+    def takes_long(run_spec: RunSpec, data: object, plan: ExecutionPlan, *given: object) -> Iterator[float]:
+        nonlocal now
+        now += 2 * autotune.SECONDS
+        yield {"torch": 3.0, "channels_last": 2.0, "native": 4.0}[plan.kernels]
+
+    monkeypatch.setattr(autotune, "time_plan", takes_long)
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=lambda: now))
+    run_spec, kinds = RunSpec.of("run", auto()), ("torch", "channels_last", "native")
+    plans = [ExecutionPlan(block, kernels) for block in (1, 3) for kernels in kinds]
+    found = autotune.measure(run_spec, run_spec.split(), plans)
+    assert [*found] == plans[:3]
+    assert execution_plan.quickest(found) == (1, "channels_last")
+
+
+def test_long_passes_are_few(monkeypatch: pytest.MonkeyPatch):
+    run_spec = RunSpec.of("run", auto())
+    split = run_spec.split()
+    data = Data.of(split.train, split.test, split.client_index)
+    counts = []
+    for enough in (math.inf, 0.0):
+        monkeypatch.setattr(autotune, "ENOUGH", enough)
+        counts.append(len([*autotune.time_plan(run_spec, data, ExecutionPlan(3, "torch"))]))
+    assert counts == [autotune.REPEATS, 1]
 
 
 def test_measuring_leaves_the_callers_threads_alone():
