@@ -182,6 +182,7 @@ class RunSpec:
             check_finite(built, "workload")
         if not isinstance(built, Workload):
             raise ConfigError(f"workload: {self.experiment.workload!r} is not a workload; give a name or a Workload")
+        built = built.seeded(self.experiment.seed)
         if self.data_facts is not None:
             built.take_facts(self.data_facts)
         attack = self.stage.attack

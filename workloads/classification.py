@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .client_index import check_index
-from .drawing import initial
+from .drawing import initial, seeded_generators
 from .models.convert import Converted, convert
 from .models.functional import KeyedFunctions
 from .models.stored import StoredTensors
@@ -99,6 +99,9 @@ class Classification(Workload):
     mean: ClassVar[tuple[float, ...]] = (0.0,)
     std: ClassVar[tuple[float, ...]] = (1.0,)
 
+    run_seed: ClassVar[int] = 0
+    """The seed of the run, see `seeded`."""
+
     @property
     def objective(self) -> Objective:
         """The loss, the metrics, and what labels are."""
@@ -125,11 +128,28 @@ class Classification(Workload):
     def data_files(self) -> Mapping[str, Path]:
         return {**self.model.files(), **({} if self.adapter is None else self.adapter.files())}
 
+    def seeded(self, seed: int) -> Workload:
+        """With the network that this seed gives, whose constants belong to the initial weights that it gives."""
+        if seed == self.run_seed:
+            return self
+        found = copy(self)  # without the network, see `__getstate__`
+        vars(found)["run_seed"] = seed
+        return found
+
+    @property
+    def constants_seed(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if holds_parameters_alone(self.outline) else self.run_seed
+
     @cached_property
     def outlined(self) -> Converted:
-        """`outline`, and what was changed in it."""
-        with torch.device("meta"):
-            return self._converted()
+        """`outline`, and what was changed in it. Code that needs numbers, as torch's parametrisation `orthogonal`, is
+        called with some."""
+        try:
+            with seeded_generators(0), torch.device("meta"):
+                return self._converted()
+        except (NotImplementedError, RuntimeError):
+            found = initial(self._converted, 0)
+            return found._replace(module=found.module.to("meta"))
 
     @property
     def outline(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -249,8 +269,8 @@ class Classification(Workload):
     @cached_property
     def network(self) -> Stateless:
         """The network as a function of its tensors. It is built in another thread, because its first use may be under
-        vmap, where weights cannot be drawn. An adapted network gets the frozen tensors of the run, and is not filled
-        with its own where it has nothing else."""
+        vmap, where weights cannot be drawn, with the run's seed, on which its constants may depend. An adapted network
+        gets the frozen tensors of the run, and is not filled with its own where it has nothing else."""
         if self.adapter is not None and holds_parameters_alone(self.outline):
             return NETWORK.get()(deepcopy(self.outline))
         with ThreadPoolExecutor(1) as outside_vmap:
@@ -260,7 +280,7 @@ class Classification(Workload):
         """The network for tensors that are put in."""
         token = WITHOUT_WEIGHTS.set(True)
         try:
-            return initial(self.build_converted, 0)
+            return initial(self.build_converted, self.run_seed)
         finally:
             WITHOUT_WEIGHTS.reset(token)
 

@@ -1,24 +1,50 @@
-"""Initial weights: what a module draws when it is built follows from a seed, and torch's global generators keep
-their states."""
+"""Initial weights: what a module draws when it is built follows from a seed, and the global generators of torch, NumPy
+and Python keep their states."""
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import counted
 
+T = TypeVar("T")
 
-def initial(build: Any, seed: int) -> nn.Module:
-    """The module that `build()` returns, on the CPU, with weights that follow from the seed. torch's global generators
-    keep their states."""
-    with Drawing(torch.Generator().manual_seed(int(counted.key(seed, "init")))), torch.device("cpu"):
+
+def initial(build: Callable[[], T], seed: int) -> T:
+    """The module that `build()` returns, on the CPU, with weights that follow from the seed. The global generators of
+    torch, NumPy and Python keep their states."""
+    drawing = Drawing(torch.Generator().manual_seed(int(counted.key(seed, "init"))))
+    with seeded_generators(seed), drawing, torch.device("cpu"):
         return build()
+
+
+_building = threading.RLock()
+"""Held while the generators of NumPy and Python, which all threads share, are those of a module that is built."""
+
+
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """A context in which the global generators of NumPy and Python follow from the seed. They have the states again
+    that they had before."""
+    with _building:
+        states = np.random.get_state(), random.getstate()
+        np.random.seed(int(counted.key(seed, "init", 1)) % 2**32)
+        random.seed(int(counted.key(seed, "init", 2)))
+        try:
+            yield
+        finally:
+            np.random.set_state(states[0])
+            random.setstate(states[1])
 
 
 class Seeding:

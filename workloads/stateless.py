@@ -73,9 +73,10 @@ class Stateless:
 
     Frozen parameters may be given in a narrower type than the first tensor, see `models.narrow`.
 
-    `draws`: whether the module's forward calls functions such as `F.dropout`, which then draw from the key; None before
-    the first call in training. Only such a module is called in a context that looks at each of its functions, and never
-    in evaluations, where torch has fast paths that it does not take in such a context.
+    `draws`: whether the module's forward calls functions such as `F.dropout`, which then draw from the key. `without`:
+    the shapes of inputs with which it called none in training. In all other trainings it is called in a context that
+    looks at each of its functions, and never in evaluations, where torch has fast paths that it does not take in such a
+    context.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -87,7 +88,8 @@ class Stateless:
         self.random = [part for part in module.modules() if isinstance(part, Keyed)]
         self.running = statistics(module)
         self.slots += [(name, owner._buffers, leaf) for name, owner, leaf in self.running]
-        self.draws: bool | None = None
+        self.draws = False
+        self.without: set[torch.Size | None] = set()
 
     def __call__(self, p: Params, x: Tensor, key: Tensor | None = None, share: Tensor | None = None) -> Tensor:
         """The module's output for inputs x, (B, ...). `p`: all parameters and running statistics by name; tied ones
@@ -104,11 +106,15 @@ class Stateless:
             part.key = None if key is None else counted.key(key, "module", number)
         for _, part, _ in self.running:
             part.share = share
-        if key is None or self.draws is False:
+        shape = getattr(x, "shape", None)  # a workload may give its network several tensors
+        if key is None or shape in self.without:
             return self.module(x)
         with KeyedFunctions(key) as functions:
             out = self.module(x)
-        self.draws = functions.met > 0
+        if functions.met:
+            self.draws = True
+        else:
+            self.without.add(shape)
         return out
 
     def _cast_up(self, p: Params) -> None:

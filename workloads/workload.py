@@ -221,6 +221,16 @@ class Workload(ABC):
     def check(self) -> None:  # noqa: B027 most workloads have nothing to check
         """Raise ValueError if the data are not available. It must return quickly: nothing has been started yet."""
 
+    def seeded(self, seed: int) -> Workload:
+        """The workload of a run with this seed, whose `losses` and `report` have no other way to know it."""
+        return self
+
+    @property
+    def constants_seed(self) -> int | None:
+        """The seed that tensors of the network follow from which are neither parameters nor running statistics, such as
+        a buffer that it draws; None where it has none. Only runs in which it is equal are trained as one."""
+        return None
+
     def data_files(self) -> Mapping[str, Path]:
         """The files that the data and the model are read from, by names that do not depend on where they lie. A run
         records their digests. Raises ValueError if there are none, as `check` does."""

@@ -282,6 +282,7 @@ class LocalTrainer:
         """What trainers have in common that differ in nothing but the numbers of their methods."""
         workload = identity(self.workload, without=("partition",))
         model = (self.x.layout, self.x.flat.dtype, str(self.device), sha256_of_tensors(self.frozen))
+        workload = (workload, self.workload.constants_seed)
         return (form(self.algorithm), workload, self.kernels, self.precision, self.with_rms, self.at_once, *model)
 
     @functools.cached_property

@@ -109,4 +109,6 @@ def equal(a: Any, b: Any) -> bool:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of the same shape and dtype have equal entries, where NaN equals NaN."""
+    if a.layout != torch.strided or b.layout != torch.strided:
+        return a.layout == b.layout and same_bits(a.to_dense(), b.to_dense())
     return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5)))

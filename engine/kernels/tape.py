@@ -63,7 +63,26 @@ def refuse_read(name: str, *given: Any, **more: Any) -> None:
     raise NotRecordable(f"{name} reads the numbers of a tensor")
 
 
-NO_READS = {read: partial(refuse_read, read.__name__) for read in READS}
+def refuse_list(name: str, place: int, *given: Any, **more: Any) -> None:
+    """Raise NotRecordable for a list of tensors, whose numbers a new tensor gets; other calls are left to torch. place:
+    of the list among the arguments."""
+    data = given[place] if len(given) > place else more.get("data")
+    if isinstance(data, tuple | list) and any(isinstance(each, Tensor) for each in pytree.tree_leaves(data)):
+        raise NotRecordable(f"{name} reads the numbers of the tensors in a list")
+
+
+def refuse_places(name: str, *given: Any, **more: Any) -> None:
+    """Raise NotRecordable for a tensor of places at which another one is split; other calls are left to torch."""
+    if any(isinstance(each, Tensor) for each in (*given[1:], *more.values())):
+        raise NotRecordable(f"{name} reads the numbers of a tensor")
+
+
+NO_READS: dict[Any, Callable[..., Any]] = {
+    **{read: partial(refuse_read, read.__name__) for read in READS},
+    **{make: partial(refuse_list, make.__name__, 0) for make in (torch.tensor, torch.as_tensor, torch.asarray)},
+    Tensor.new_tensor: partial(refuse_list, "new_tensor", 1),
+    **{split: partial(refuse_places, "tensor_split") for split in (torch.tensor_split, Tensor.tensor_split)},
+}
 
 
 class Tape(TorchDispatchMode):
@@ -117,7 +136,7 @@ class Tape(TorchDispatchMode):
 
     def _name(self, tensor: Tensor) -> str:
         self.seen.append(tensor)
-        storage = tensor.untyped_storage()
+        storage = memory_of(tensor)
         if tensor.numel() and storage.data_ptr() not in self.storages:
             self.storages.add(storage.data_ptr())
             self.bytes += storage.nbytes()
@@ -135,7 +154,7 @@ class Tape(TorchDispatchMode):
         """An argument of an operation. reads: takes the names of the tensors in it."""
         if isinstance(value, Tensor):
             if id(value) not in self.names:
-                if value.untyped_storage().data_ptr() in self.storages:
+                if memory_of(value).data_ptr() in self.storages:
                     raise NotRecordable("a tensor that no operation made has the memory of one of the step's tensors")
                 self.names[id(value)] = self._value(value)
             reads.add(self.names[id(value)])
@@ -163,6 +182,13 @@ class Tape(TorchDispatchMode):
         return made.pop("replay")  # whose globals they are: a cycle would keep the tensors in them
 
 
+def memory_of(tensor: Tensor) -> torch.UntypedStorage:
+    """The memory of a tensor. Raises NotRecordable for one that is not dense."""
+    if tensor.layout != torch.strided:
+        raise NotRecordable(f"a tensor has the layout {str(tensor.layout).removeprefix('torch.')}")
+    return tensor.untyped_storage()
+
+
 def written(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Any) -> Iterator[Tensor]:
     """The tensors that an operation writes into, of its arguments."""
     for number, argument in enumerate(func._schema.arguments):
@@ -173,7 +199,9 @@ def written(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Any) -> It
 
 def shape_depends_on_numbers(func: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     """Whether the numbers of its arguments determine the shape of an operation's result. `index` has torch's tag for
-    such operations, and needs it for masks only."""
+    such operations, and needs it for masks only; packing of sequences lacks it."""
+    if func is torch.ops.aten._pack_padded_sequence.default:
+        return True
     if torch.Tag.dynamic_output_shape not in func.tags:
         return False
     masks = (torch.bool, torch.uint8)

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Constant, Known, Message, Server, Viewer
 from ...algorithms.tree import Tree
+from ..errors import ConfigError
 from .batch_norm import buffers_in
 
 
@@ -23,7 +24,7 @@ class StateSpec:
     """
 
     def __init__(self, algorithm: Algorithm, x: Tree) -> None:
-        self.bytes_with_buffers = byte_count(x)
+        self.bytes_with_buffers, self.dtype = byte_count(x), x.flat.dtype
         with torch.no_grad():
             self.server: Server = algorithm.server_init(x)
             self.public: Any = algorithm.broadcast(self.server)
@@ -32,7 +33,7 @@ class StateSpec:
             public = some_view(algorithm, public, self.client)
             local = algorithm.client_begin(public, self.client)
             self.at_work = byte_count(local)
-            self.sent: Message = algorithm.client_finish(public, self.client, local)[0]
+            self.sent: Message = checked(algorithm.client_finish(public, self.client, local))[0]
             self.message: Message = algorithm.decode(public, self.sent)
         self.public_spec = pytree.tree_structure(self.public)
         self.client_spec = pytree.tree_structure(self.client)
@@ -116,14 +117,33 @@ class StateSpec:
         return self.converted(means)
 
     def converted(self, leaves: list[Tensor]) -> Message:
-        """The message with these leaves, in the dtypes and on the devices of the method's messages."""
-        found = [leaf.to(sample.device, sample.dtype) for leaf, sample in zip(leaves, self.message_leaves, strict=True)]
+        """The message with these leaves, in the dtypes and on the devices of the method's messages. A mean of whole
+        numbers is not one of them; it has the dtype of the model."""
+        found = [
+            leaf.to(sample.device, sample.dtype if sample.is_floating_point() else self.dtype)
+            for leaf, sample in zip(leaves, self.message_leaves, strict=True)
+        ]
         return pytree.tree_unflatten(found, self.message_spec)
 
     @cached_property
     def message_leaves(self) -> list[Tensor]:
         """Samples of the leaves of a message, which have its shapes, dtypes and devices."""
         return pytree.tree_leaves(self.message)
+
+
+def checked(finished: Any) -> tuple[Message, Any]:
+    """What `client_finish` returns. Raises ConfigError for anything but a message of tensors and a state."""
+    message = finished[0] if isinstance(finished, tuple) and len(finished) == 2 else finished
+    if message is finished or not isinstance(message, Message):
+        got = type(message).__name__
+        raise ConfigError(f"method: client_finish must return (a Message, the client's state), got {got}; return both")
+    for part, value in message._asdict().items():
+        for leaf in pytree.tree_leaves(value):
+            if not isinstance(leaf, Tensor):
+                raise ConfigError(
+                    f"method: a Message has tensors only, got {leaf!r} in {part}; give torch.as_tensor of it"
+                )
+    return message, finished[1]
 
 
 def some_view(algorithm: Algorithm, public: Any, client: Any) -> Any:

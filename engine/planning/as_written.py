@@ -211,7 +211,7 @@ def near(run_spec: RunSpec) -> Iterator[Tensor]:
     for _ in range(MODELS):
         parts = []
         for name, value in x.items():
-            fan = max(value[0].numel() if value.ndim else 1, 1)
+            fan = max(value.numel() // max(len(value), 1) if value.ndim else 1, 1)
             least = 0.1 if value.ndim < 2 else (2 / fan) ** 0.5
             size = 0.1 * max(float(value.square().mean() ** 0.5) if value.numel() else 0.0, least)
             xi = torch.randn(value.shape, generator=draw, dtype=value.dtype)

@@ -199,7 +199,7 @@ class Proof:
         near, drawn = [], []
         for name, value in self.x.items():
             xi = torch.randn(2, *value.shape, generator=draw, dtype=value.dtype)
-            fan = max(value[0].numel() if value.ndim else 1, 1)
+            fan = max(value.numel() // max(len(value), 1) if value.ndim else 1, 1)
             spread = 0.1 if value.ndim < 2 else (2 / fan) ** 0.5
             is_buffer = name in self.run_spec.buffers  # not changed: a variance must not be negative
             near.append(value if is_buffer else value + 0.1 * max(float(value.square().mean() ** 0.5), spread) * xi[0])

@@ -26,7 +26,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[r
 from torch.utils import _pytree as pytree
 
 from ...algorithms.aggregation.messages import Messages, Stored
-from ...algorithms.contract import Algorithm, Round
+from ...algorithms.contract import Algorithm, Message, Round
 from ...workloads.stateless import Stateless
 from ...workloads.workload import Split
 from ..clients.batches import Stream, stream
@@ -165,7 +165,7 @@ class Attributes:
     def _globals(self, kind: type, found: dict[str, Any]) -> None:
         """Copy the numbers and tensors of the modules of Python in which a class and its bases are defined."""
         for made in kind.__mro__ if self.networks else ():
-            if is_user_file(source_file(made)):
+            if made.__module__ in sys.modules and is_user_file(source_file(made)):
                 for key, own in vars(sys.modules[made.__module__]).items():
                     if isinstance(own, int | float | Tensor | np.ndarray) and not key.startswith("__"):
                         self._walk(own, f"{made.__module__.rpartition('.')[2]}.{key}", found, set())
@@ -289,7 +289,12 @@ class Trial:
 
         def step(public: Any, client: Any, local: Any, batch: Any) -> Any:
             oracle = BatchOracle(Gradient.forward, trainer, batch, torch.zeros((), dtype=torch.float64))
-            return algorithm.client_step(public, client, local, oracle)
+            after = algorithm.client_step(public, client, local, oracle)
+            if not oracle.losses:
+                self.refuse(
+                    "client_step asks for no gradient", [], "call oracle(y) in each step, the loss of which counts"
+                )
+            return after
 
         after = self.watch("client_step", step, {**given, "local state": local, "batch": batch})
         self.check_losses(trainer, batch)
@@ -307,10 +312,26 @@ class Trial:
             message,
             (algorithm.client_finish, (public, client, after)),
         )
+        self.check_message(message, lambda: algorithm.client_finish(*copy_state((public, client, after))))
         mean = trainer.state_spec.mean([leaf.double() for leaf in leaves_of(message)], 1.0, 1.0)
         self.check_server(server, self.compared(server, mean) if algorithm.compares else mean)
         if may_vectorise(self.run_spec, self.split):
             self.check_block(trainer, public, client, columns)
+
+    def check_message(self, message: Message, run: Callable[[], Any]) -> None:
+        """Raise ConfigError for a message that cannot be added up. run: makes it again."""
+        told, remedy = "", "add the squared norm of what the client has moved, as (y - x).norm2()"
+        if "norm2" not in message.facts:
+            told = f"the facts of a message must have norm2, got {', '.join(message.facts) or 'none'}"
+        elif place := next((name for name, leaf in message.facts.items() if leaf.ndim), ""):
+            told, remedy = (
+                f"facts are numbers, got {place} of shape {tuple(message.facts[place].shape)}",
+                "send its mean",
+            )
+        elif any(leaf.is_complex() for leaf in leaves_of(message)):
+            told, remedy = "messages must be real, got complex numbers", "send torch.view_as_real of them"
+        if told:
+            self.refuse(f"client_finish: {told}", self.returned(run), remedy)
 
     def check_looks(self, models: tuple[Any, ...]) -> None:
         """Raise ConfigError unless clients can find the losses of these models."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
@@ -123,6 +123,10 @@ def test_several_results_and_arguments_that_are_one_tensor():
     assert tapes.refused == ""
 
 
+CYCLE = torch.eye(4).roll(1, 0).to_sparse()
+"""A matrix as graph networks multiply with it."""
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [
@@ -137,6 +141,10 @@ def test_several_results_and_arguments_that_are_one_tensor():
         (lambda x: x + float(repr(x)[8]), "other bits"),
         (lambda x: x + torch.tensor(1.0).add_(1), "writes into a tensor that no operation"),
         (lambda x: torch.add(x, 1, out=torch.from_numpy(np.zeros(4, np.float32))), "writes into a tensor that no"),
+        (lambda x: x * torch.tensor([x[0], 2, x.min(), 1]), "tensor reads the numbers of the tensors in a list"),
+        (lambda x: x + x.new_tensor(data=[[x.max()]]), "new_tensor reads the numbers of the tensors in a list"),
+        (lambda x: x + x.tensor_split(torch.tensor([2]))[0].sum(), "tensor_split reads the numbers"),
+        (lambda x: x + torch.sparse.mm(CYCLE, x.view(4, 1)).view(4), "the layout sparse_coo"),
     ],
 )
 def test_what_a_replay_would_not_do_again_is_refused(function: Any, why: str):
@@ -158,7 +166,15 @@ def masked_gradient(x: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(point[point >= 0].square().mean(), point)[0]
 
 
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """A sequence whose length is that up to its last positive number, packed and padded again."""
+    length = (x > 0).long().flip(0).cumsum(0).count_nonzero().view(1)
+    rows = nn.utils.rnn.pack_padded_sequence(x.view(1, 4, 1), length, batch_first=True)
+    return nn.utils.rnn.pad_packed_sequence(rows, total_length=4)[0].view(4)
+
+
 SHAPES_FROM_NUMBERS = {
+    "packed sequences": packed,
     "nonzero": lambda x: x.sum() / len((x >= 0).nonzero()),
     "the length of a masked tensor": lambda x: x.sum() / len(x[x >= 0]),
     "a branch on it": lambda x: x * 2 if len(x[x >= 0]) == 4 else x * 3,
@@ -176,7 +192,7 @@ def test_shapes_that_depend_on_numbers_are_not_recorded(name: str):
     and differ later."""
     function, tapes = SHAPES_FROM_NUMBERS[name], Tapes()
     usual = torch.arange(1.0, 5.0)
-    for x in [usual] * (PROOFS + 2) + [torch.tensor([-1.0, 2.0, 7.0, 2.0])]:
+    for x in [usual] * (PROOFS + 2) + [torch.tensor([-1.0, 2.0, 7.0, 2.0]), torch.tensor([1.0, 2.0, 7.0, -2.0])]:
         assert torch.equal(tapes.call(name, function, x), function(x))
     assert "depends on the numbers" in tapes.refused
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,17 @@ class WithDataOf(Workload):
 
     def check(self) -> None:
         self.of.check()
+
+    def seeded(self, seed: int) -> Workload:
+        if (inner := self.of.seeded(seed)) is self.of:
+            return self
+        found = copy(self)
+        vars(found)["of"] = inner
+        return found
+
+    @property
+    def constants_seed(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.constants_seed
 
     def data_files(self) -> Mapping[str, Path]:
         return self.of.data_files()
