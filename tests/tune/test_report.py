@@ -32,7 +32,7 @@ from fedfleet.tune.report.files import write_page, write_report
 from fedfleet.tune.report.findings import Findings, MeasuredRun, chosen_by, facts, findings, mean_curve, undecided
 from fedfleet.tune.report.sensitivity import LINES, grids
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
-from fedfleet.tune.report.tables import privacy, tables
+from fedfleet.tune.report.tables import privacy, spread_as_text, tables
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.report import page_of as search_page
 from fedfleet.tune.search.trial_store import Trial
@@ -71,8 +71,38 @@ def test_paired_by_hand():
 
 def test_paired_without_a_spread():
     assert paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).p == 1.0
-    assert paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}).p == 0.0
     assert math.isnan(paired({0: 2.0}, {0: 1.0}).p)
+
+
+def test_equal_differences_have_no_interval():
+    """Two seeds whose accuracies differ by one test row each are no evidence, although the formula of the t test has a
+    p-value of 0 for them."""
+    pair = paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0})
+    assert (pair.difference, pair.n) == (1.0, 2)
+    assert (pair.low, pair.high) == (1.0, 1.0)
+    assert math.isnan(pair.p)
+    assert math.isnan(paired({0: 0.8 + 0.005, 1: 0.7 + 0.005}, {0: 0.8, 1: 0.7}).p)  # they differ in the last digits
+    runs = [made(name, "", seed, 0.5 + 0.25 * (name == "A")) for name in "AB" for seed in (0, 1)]
+    (table,) = [
+        one for one in tables(Findings("", Report(best="max"), ["A", "B"], [("",)], runs)) if one.title == "Differences"
+    ]
+    assert cells(table) == [["A", "B", "25.0", "–", "2", "–"]]
+    assert not any(cell.best for row in table.rows for cell in row)
+
+
+@pytest.mark.parametrize(
+    ("values", "digits", "text"),
+    [
+        ((0.0021, 0.0023), 1, "0.0022 ± 0.0001"),
+        ((0.031,), 1, "0.031"),
+        ((0.0,), 1, "0.0"),
+        ((0.06, 0.08), 1, "0.1 ± 0.0"),
+        ((1234.5,), 1, "1,234.5"),
+        ((0.3,), 0, "0.30"),
+    ],
+)
+def test_small_costs_are_not_zero(values: tuple[float, ...], digits: int, text: str):
+    assert spread_as_text(values, digits) == text
 
 
 def test_a_kept_value_is_equal_to_the_one_that_it_was():

@@ -164,8 +164,9 @@ def text(found: Comparison) -> str:
     summary = [("run", "pairs", "difference", "95 % interval", "p", "models apart")]
     for label in found.labels:
         of, pairs = found.difference(label), found.of(label)
-        interval = "needs two pairs" if of.n < 2 else f"{of.low:+.4g} to {of.high:+.4g}"
-        p = "" if math.isnan(of.p) else f"{of.p:.2g}"
+        p, interval = f"{of.p:.2g}", f"{of.low:+.4g} to {of.high:+.4g}"
+        if math.isnan(of.p):
+            p, interval = "", "needs two pairs" if of.n < 2 else "all pairs differ equally"
         moved = float(np.mean([pair.apart for pair in pairs]))
         distance = "–" if math.isnan(moved) else f"{moved:.3g}"
         summary.append((label, str(of.n), f"{of.difference:+.6g}", interval, p, distance))

@@ -34,7 +34,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 class Paired(NamedTuple):
     """A paired comparison: the mean of a - b over the seeds that both have, its 95 % confidence interval, and the
-    p-value of Student's paired t test. n: number of these seeds; interval and p are nan for fewer than two.
+    p-value of Student's paired t test. n: number of these seeds; interval and p are nan for fewer than two. Of
+    differences that are all equal and not 0, p is nan and the interval a point: a test would say that they have no
+    error at all.
     """
 
     difference: float
@@ -52,8 +54,11 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     if len(both) < 2:
         return Paired(float(both.mean()) if len(both) else math.nan, math.nan, math.nan, math.nan, len(both))
     mean = float(both.mean())
-    if both.std() == 0:  # t would be 0/0 or infinite, and SciPy warns
-        return Paired(mean, mean, mean, 1.0 if mean == 0 else 0.0, len(both))
+    if not both.any():  # t would be 0/0, and SciPy warns
+        return Paired(0.0, 0.0, 0.0, 1.0, len(both))
+    size = max(abs(a[seed]) for seed in a.keys() & b.keys())
+    if same(size + both, size + both[0]).all():  # in the digits that are kept of a and b
+        return Paired(mean, mean, mean, math.nan, len(both))
     test: Any = stats.ttest_1samp(both, 0.0)
     low, high = test.confidence_interval(0.95)
     return Paired(mean, float(low), float(high), float(test.pvalue), len(both))

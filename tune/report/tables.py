@@ -163,10 +163,13 @@ def to(found: Findings, method: str, place: Place, target: float) -> list[TableC
 
 
 def spread_as_text(values: Sequence[float], digits: int) -> str:
-    """Mean and standard deviation as text."""
+    """Mean and standard deviation as text, with this number of digits after the point, or with more where the mean
+    would be shown as zero, so that two of its digits are shown."""
     mean, std, _ = spread(values)
     if math.isnan(mean):
         return "–"
+    if 0 < abs(mean) < 0.5 * 10.0**-digits:
+        digits = 1 - math.floor(math.log10(abs(mean)))
     return f"{mean:,.{digits}f}" + ("" if math.isnan(std) else f" ± {std:,.{digits}f}")
 
 
@@ -180,8 +183,9 @@ def significance(found: Findings) -> PageSection:
         for other, pair, p in zip(others, pairs, holm([pair.p for pair in pairs]), strict=True):
             if pair.n < 2:
                 continue
-            interval = f"{found.number(pair.low)} … {found.number(pair.high)}"
-            p_value = TableCell(f"{p:.3f}" if p >= 0.001 else "< 0.001", p < LEVEL)
+            known = not math.isnan(p)
+            interval = f"{found.number(pair.low)} … {found.number(pair.high)}" if known else "–"
+            p_value = TableCell("–" if not known else f"{p:.3f}" if p >= 0.001 else "< 0.001", p < LEVEL)
             cells = row_of(name_of(place), ahead or "", other, found.number(pair.difference), interval, str(pair.n))
             rows.append([*cells, p_value])
     note = (
