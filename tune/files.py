@@ -65,6 +65,8 @@ def load_data(source: str, overrides: Iterable[str] = (), folder: Path = Path())
     data = read_yaml(path, source)
     if not isinstance(data, dict):
         raise ConfigError(f"{source} must hold a mapping of keys such as method and workload, got {data!r}")
+    if "methods" in data and {"experiment", "base"} & data.keys():
+        raise ConfigError(f"{source} holds a study, and no single experiment; start it by `fedfleet study {source}`")
     data = override(data, overrides)
     data.setdefault("name", path.stem)
     data["plugins"] = [located(name, path) for name in listed(data.get("plugins"))]

@@ -1409,7 +1409,10 @@ RENAMED = {"engine.hosts": "engine.workers", "search.hosts": "search.workers"}
 
 def _sentences(error: ValidationError, data: Any, section: type[BaseModel], where: str = "") -> str:
     """The message for all errors that pydantic found in the data of a section. where: see `validated`."""
-    return "; ".join(dict.fromkeys(_sentence(each, data, section, where) for each in error.errors()))
+    every = error.errors()
+    wrong = {each["loc"][:-1] for each in every if each["type"] != "too_short"}  # an entry that is wrong is not counted
+    shown = [each for each in every if each["type"] != "too_short" or each["loc"] not in wrong]
+    return "; ".join(dict.fromkeys(_sentence(each, data, section, where) for each in shown))
 
 
 def _sentence(error: Any, data: Any, section: type[BaseModel], where: str) -> str:
@@ -1434,7 +1437,11 @@ def _sentence(error: Any, data: Any, section: type[BaseModel], where: str) -> st
         return f"{key}: {message}{got}" if key else message
     if error["type"] == "int_parsing_size":
         message = f"must be at most {LARGEST_COUNT}"
-    message = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys", message)
+    if error["type"] == "too_short":
+        least = error["ctx"]["min_length"]
+        message = f"must have at least {least} entr{'y' if least == 1 else 'ies'}"
+    message = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping of keys", message)
+    message = message.replace("a valid tuple", "a list")
     return f"{key} {message}, got {error['input']!r}"
 
 

@@ -100,6 +100,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.yaml"
     try:
         found = parse(read_text(file), "it")
+        found = "it is empty" if found is None else found
     except (OSError, ValueError) as error:
         found = first_line(error)
     if not isinstance(found, dict):

@@ -168,7 +168,12 @@ def test_out_that_holds_something_else(here: Path, kind: str, held: str):
 
 
 DAMAGED = {
-    "config.yaml": {"{": "config.yaml is damaged", "[1]": "config.yaml is damaged ([1])", "seed: abc": "got 'abc'"},
+    "config.yaml": {
+        "{": "config.yaml is damaged",
+        "": "config.yaml is damaged (it is empty)",
+        "[1]": "config.yaml is damaged ([1])",
+        "seed: abc": "got 'abc'",
+    },
     "search.yaml": {"{": "search.yaml is not valid YAML", "[1]": "search.yaml is damaged ([1])"},
     "search.json": {"{": "search.json is damaged", "{}": "search.json is damaged", "[1]": "search.json is damaged"},
 }

@@ -22,6 +22,7 @@ from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.kept_results import number
 from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import Study, load, shipped
+from fedfleet.tune.study_run.runner import refuse_own_file
 
 from .commands import invoke
 from .small_study import STUDY, written
@@ -359,6 +360,22 @@ def with_section(name: str, section: Any) -> dict[str, Any]:
     [
         ({"sedes": [1]}, "sedes is not a key; did you mean seeds?"),
         ({"seeds": [1, 1]}, "seeds: must not repeat a seed"),
+        ({"seeds": [-1]}, "error: seeds: must not be negative; choose others, got [-1]"),
+        ({"seeds": []}, "error: seeds must have at least 1 entry, got []"),
+        ({"seeds": ["a"]}, "unable to parse string as an integer, got 'a'\n"),
+        ({"seeds": 0}, "error: seeds must be a list, got 0"),
+        ({"tune": {"seeds": []}}, "error: tune.seeds must have at least 1 entry, got []"),
+        ({"tune": {"seeds": [3, 3]}}, "error: tune.seeds: must not repeat a seed"),
+        ({"reduced": {"scale": 1e300}}, "reduced.scale must be less than or equal to 2147483647, got 1e+300"),
+        ({"methods": ["fedavg"]}, "error: methods must be a mapping of keys, got ['fedavg']"),
+        ({"methods": {" ": "fedavg"}}, "error: methods: has a method whose label is empty; give it one"),
+        (with_section("search", {"trials": 1}), "error: experiment.search is not a key; valid: "),
+        ({"axes": {"x": {"key": "nosuch.y", "values": [1]}}}, "error: experiment.nosuch is not a key; "),
+        (
+            {"axes": {"x": {"key": "", "values": [1]}}},
+            "axes.x: levels must change keys of an experiment, got the key ",
+        ),
+        ({"axes": {"x": {"a": {"federation.rounds=5": 1}}}}, "got the key 'federation.rounds=5'; write one as in "),
         ({"name": "../../elsewhere"}, "name: must be the name of a folder, without .. and not empty"),
         ({"methods": {}}, "methods"),
         ({"methods": {"A": "fedavgg"}}, "no method is called fedavgg; did you mean fedavg?"),
@@ -413,6 +430,37 @@ def test_what_cannot_run_is_told_in_a_sentence(tmp_path: Path, changes: dict[str
     assert told in done.output
     assert done.output.splitlines()[-1].startswith("error: ")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_for_another_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path)
+    Path("one.yaml").write_text("workload: digits\nmethod: fedavg\n")
+    StudyFolder(Path("mine")).keep(load("small.yaml"))
+    for given, told in (
+        (("run", "small.yaml"), "small.yaml holds a study, and no single experiment; start it by `fedfleet study "),
+        (("search", "small.yaml"), "small.yaml holds a study, and no single experiment; start it by `fedfleet study "),
+        (("study", "one.yaml"), "one.yaml holds an experiment, and no study; start it by `fedfleet run one.yaml`"),
+        (("study", "mine"), "to go on with it: fedfleet study mine/study.yaml --out mine"),
+    ):
+        done = invoke(*given)
+        assert (done.exit_code, done.exception.__class__) == (2, SystemExit), done.output
+        assert told in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_study_is_not_written_over_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file that was written by hand has comments and names of its own. That of a study's folder may be run again."""
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(Path(written(tmp_path)).read_text() + "# mine\n")
+    text = Path("study.yaml").read_text()
+    done = invoke("study", "study.yaml", "--out", ".", "seeds=[0]")
+    assert (done.exit_code, done.exception.__class__) == (2, SystemExit), done.output
+    assert "--out .: the study would be written over its own file, study.yaml; choose another folder" in done.stderr
+    assert Path("study.yaml").read_text() == text
+    StudyFolder(Path("mine")).keep(load("small.yaml"))
+    refuse_own_file("mine/study.yaml", Path("mine"))
+    refuse_own_file("study.yaml", Path("mine"))
 
 
 def test_an_unknown_study_is_told():

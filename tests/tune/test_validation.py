@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fedfleet.engine import run
@@ -13,11 +17,13 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.records.metrics import better, on_validation
 from fedfleet.engine.runs.saved_files import read_rows
-from fedfleet.tune.report.findings import chosen_by
+from fedfleet.tune.report.findings import chosen_by, findings
+from fedfleet.tune.report.sensitivity import grids
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.study.cells import Cell, cells, trials
-from fedfleet.tune.study.check import check_metrics, with_direction
+from fedfleet.tune.study.check import check_metrics, checked, with_direction
 from fedfleet.tune.study.folder import StudyFolder
+from fedfleet.tune.study.kept_results import check_restored
 from fedfleet.tune.study.searches import searches
 from fedfleet.tune.study.spec import Study, study
 from fedfleet.tune.study_run.runner import run_study
@@ -81,14 +87,65 @@ def test_a_search_of_a_study_holds_rows_out():
     assert list(searched["search"]["objectives"]) == ["eval/validation_accuracy"]
 
 
+@pytest.mark.parametrize("tune", [{"each": "level"}, {"each": "level", "rounds": 1}, {"each": "none"}])
+def test_rows_that_trials_cannot_hold_out_are_refused_before_they_run(tune: dict[str, Any]):
+    """A client of the quadratic workload has one row. Without trials nothing is held out."""
+    made = of(0.0, validation=0.2, **tune)
+    one_row = {**made.experiment, "workload": "quadratic"}
+    report = made.report.model_copy(update={"metric": "eval/loss"})
+    made = made.model_copy(update={"experiment": one_row, "report": report})
+    if made.tune.each == "none":
+        checked(made)
+        return
+    with pytest.raises(ConfigError, match=r"^tune\.validation: no client has a row for it, got clients of 1 rows"):
+        checked(made)
+
+
+def test_a_study_without_trials_goes_on_from_what_was_kept(tmp_path: Path):
+    """No run of it has rows for validation, and none needs them. Trials that were kept need what they are chosen by."""
+    made = of(0.0, validation=0.2, each="none")
+    place = tmp_path / "cells" / "a1"
+    place.mkdir(parents=True)
+    (place / "result.json").write_text('{"rounds": 1}')
+    for column in ("eval/accuracy", "eval/validation_loss"):
+        pq.write_table(pa.table({"round": [1], "eval/accuracy": [0.5], column: [0.5]}), place / "rounds.parquet")
+        if column == "eval/accuracy":
+            check_restored(tmp_path, made.columns, made.columns_of_trials)
+    with pytest.raises(ConfigError, match="has not kept eval/validation_accuracy"):
+        check_restored(tmp_path, made.columns, made.columns_of_trials)
+
+
+def test_what_was_held_out_is_said_to_three_digits():
+    assert chosen_by(of(0.125)) == "by validation accuracy, on 12.5% of each client's rows"
+    assert "on 0.4% of each" in chosen_by(of(0.0, validation=0.004))
+
+
+def test_a_method_that_is_chosen_by_another_column_is_named():
+    made = of(0.0, validation=0.2)
+    named = made.report.model_copy(update={"metrics": {"FedAvg": "eval/auc"}})
+    told = chosen_by(made.model_copy(update={"report": named}))
+    assert told.startswith("by validation accuracy (FedAvg by validation AUC), on 20% of each client's rows, ")
+
+
 def last_row(folder: StudyFolder, cell: Cell) -> dict[str, Any]:
     return read_rows(folder.of(cell) / "rounds.parquet")[-1]
 
 
-def test_the_runs_of_a_tuned_study_train_on_all_rows(tmp_path: Path):
+def check_progress(told: str, percent: list[float]) -> None:
+    """The lines of trials have what decides, and the best cell is none of the trials."""
+    lines = [line for line in told.splitlines() if re.match(r"(trial|cell) \d", line)]
+    of_trials, of_cells = ([line for line in lines if line.startswith(what)] for what in ("trial", "cell"))
+    shown = [float(found[1]) for line in of_trials if (found := re.search(r"\): ([\d.]+) %", line))]
+    assert sorted(shown) == pytest.approx(sorted(percent), abs=0.05)
+    first = re.fullmatch(r"cell 1/4  (.*?seed \d).*: ([\d.]+ %); .*, best ([\d.]+ %) \((.*)\).*", of_cells[0])
+    assert first is not None
+    assert (first[1], first[2]) == (first[4], first[3])
+
+
+def test_the_runs_of_a_tuned_study_train_on_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The trials choose by other rows than the runs are reported by, and what they chose is said."""
     data = {**STUDY, "name": "small", "axes": {}, "tune": {"each": "level", "validation": 0.25, "rounds": 3}}
-    outcome, text = run_study(study(data), tmp_path / "out", jobs=1, quiet=True)
+    outcome, text = run_study(study(data), tmp_path / "out", jobs=1)
     assert outcome.finished == 4
     folder = StudyFolder(tmp_path / "out")
     by_rate: dict[float, list[float]] = {}
@@ -97,6 +154,12 @@ def test_the_runs_of_a_tuned_study_train_on_all_rows(tmp_path: Path):
             float(last_row(folder, trial)["eval/validation_accuracy"])
         )
     best = max(by_rate, key=lambda rate: sum(by_rate[rate]))
+    check_progress(capsys.readouterr().err, [100 * value for some in by_rate.values() for value in some])
+    (grid,) = grids(findings(folder))
+    assert grid.values == {(rate,): pytest.approx(np.mean(some)) for rate, some in by_rate.items()}
+    assert (grid.best, grid.found.unit) == ((best,), "validation accuracy (%)")
+    page = (folder.path / "report.md").read_text("utf-8")
+    assert "Trials are shown by what decided: validation accuracy (%)." in page
     for cell in folder.cells():
         assert "eval/validation_accuracy" not in last_row(folder, cell)
         assert cell.settings == ({"method.rule.lr": best} if cell.method == "FedAvg" else {})

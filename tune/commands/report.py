@@ -31,7 +31,7 @@ def command(folder: Path, out: Path | None) -> None:
     if (folder / "study.yaml").is_file():
         restore(folder)
         study = StudyFolder(folder).study
-        check_restored(folder, study.columns)
+        check_restored(folder, study.columns, study.columns_of_trials)
         say(str(write_report(StudyFolder(folder), page)))
     elif (folder / "search.yaml").is_file():
         say(str(report_again(folder, page)))

@@ -57,9 +57,9 @@ def compare(
 
     paired: compare each run with the run of the same seed that has the settings of the first run, on common random
     numbers. The table then has a row for each other setting: `pairs`; `metric`; `difference`, the mean over the pairs;
-    `low`, `high` and `p`, its 95 % confidence interval and the p-value of Student's paired t test (NaN for one pair, and
-    `p` of pairs that differ equally); `equal rounds`, up to which the runs of all pairs are the same; `models apart`,
-    the mean of |x' - x| / |x|. Studies
+    `low`, `high` and `p`, its 95 % confidence interval and the p-value of Student's paired t test (NaN for one pair,
+    and `p` of pairs that differ equally); `equal rounds`, up to which the runs of all pairs are the same; `models
+    apart`, the mean of |x' - x| / |x|. Studies
     and searches keep no models, so their `models apart` is NaN; so is `equal rounds` of a study that was restored from
     cells.jsonl, which has no training losses. To compare the runs of a study with one of them, name that one first:
     [study / "cells" / key, study].

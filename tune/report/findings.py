@@ -55,8 +55,9 @@ class MeasuredRun(NamedTuple):
 @dataclass(frozen=True)
 class Findings:
     """What a report shows. `axes`: name -> labels in order; `places`: the levels; `trials`: the runs of tuning;
-    `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`;
-    `chosen_by`: what decided, as the end of a sentence; `unfinished`: a sentence on what has not been run, or "";
+    `deciding`: method -> what its trials are measured by, where that is not `report`; `notes`: reductions of the
+    study; `facts`: sizes and versions; `tuned`: the setting `tune.each`; `chosen_by`: what decided, as the end of a
+    sentence; `unfinished`: a sentence on what has not been run, or "";
     `columns`: further columns of the results, name -> method -> text; `shared`: settings of all runs; `by_client`: what
     clients' own models reach, of the runs that have a table of it; `others`: the same runs by the further metrics;
     `rows`: those on which the workload is evaluated, see `units.in_words`."""
@@ -80,6 +81,7 @@ class Findings:
     by_client: tuple[ByClient, ...] = ()
     others: tuple[Findings, ...] = ()
     rows: str = "test"
+    deciding: Mapping[str, Report] = field(default_factory=dict)
 
     def at(self, method: str, place: Place) -> list[MeasuredRun]:
         """The runs of a method at a level, one for each seed."""
@@ -182,7 +184,7 @@ def findings(folder: StudyFolder) -> Findings:
         return [without_choice(run, open_choices.get((run.method, run.place, run.seed), "")) for run in runs]
 
     runs = by(study.report_of)
-    tried = [run_of(folder, cell, study.report_of(cell.method)) for cell in trials(study)]
+    tried = [run_of(folder, cell, study.decided_by(cell.method)) for cell in trials(study)]
     found = Findings(
         title=study.title or study.name,
         report=study.report,
@@ -191,6 +193,7 @@ def findings(folder: StudyFolder) -> Findings:
         runs=runs,
         axes=axes,
         trials=tried,
+        deciding={method: study.decided_by(method) for method in study.methods},
         paper=study.paper,
         notes=study.notes,
         facts=tuple(facts(folder, cells)),
@@ -247,7 +250,8 @@ def chosen_by(study: Study) -> str:
     if on_validation(study.deciding) and not study.deciding.startswith("eval/clients/"):
         text += " on the test set"
     elif on_validation(study.report.metric) == study.deciding:
-        text = f"by {units.in_words(study.deciding)}, on {study.validation:.0%} of each client's rows"
+        text = f"by {units.in_words(study.deciding)}{by_others(study)}"
+        text += f", on {100 * study.validation:.3g}% of each client's rows"
         text += ", which only the trials held out" if tune.validation else ""
     if tune.last > 1:
         text += f", as the mean of the last {tune.last} evaluations"
@@ -256,6 +260,16 @@ def chosen_by(study: Study) -> str:
     if (rounds := study.trial_rounds) is not None:
         text += f", in trials of {rounds} round{'s' * (rounds > 1)}"
     return text
+
+
+def by_others(study: Study) -> str:
+    """The methods whose points were chosen by other columns than `deciding`, in brackets; "" without any."""
+    found: dict[str, list[str]] = {}
+    for method in study.methods:
+        found.setdefault(study.deciding_of(method), []).append(method)
+    others = (f"{', '.join(found[name])} by {units.in_words(name)}" for name in found if name != study.deciding)
+    told = "; ".join(others)
+    return f" ({told})" if told else ""
 
 
 def run_of(folder: StudyFolder, cell: Cell, report: Report) -> MeasuredRun:

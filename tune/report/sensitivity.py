@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..page.content import NO_STYLE, Axis, Chart, HeatMap, Marks, PageSection, TableCell, numbers, shares
@@ -33,9 +34,10 @@ LABEL = 24
 
 
 class SettingsGrid(NamedTuple):
-    """The points over some settings. `names`: of the settings; `values`: the metric; `lost`: the
-    status of the points without a value, DIVERGED or FAILED."""
+    """The points over some settings. `found`: the findings, whose `report` has the metric of the points; `names`: of
+    the settings; `values`: the metric; `lost`: the status of the points without a value, DIVERGED or FAILED."""
 
+    found: Findings
     title: str
     names: list[str]
     values: Values
@@ -45,9 +47,15 @@ class SettingsGrid(NamedTuple):
         """The sorted values of one setting, the numbers first."""
         return sorted({point[at] for point in self.values}, key=lambda part: (isinstance(part, str), part))
 
-    def best(self, found: Findings) -> Point | None:
+    @property
+    def best(self) -> Point | None:
         """The best point; None if none has a value."""
-        return found.first_best(self.values)
+        return self.found.first_best(self.values)
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it is drawn as a map, and not as charts over each setting."""
+        return len(self.names) == 2 and len(self.ordered(1)) <= WIDE
 
     def named(self, point: Point) -> str:
         """A point as text."""
@@ -59,15 +67,17 @@ def grids(found: Findings) -> list[SettingsGrid]:
     return [grid for grid in [*of_trials(found), *of_axes(found)] if grid.names and grid.values]
 
 
-def note_of(shown: list[SettingsGrid]) -> str:
+def note_of(found: Findings, shown: list[SettingsGrid]) -> str:
     """What a section says about these grids. It explains only the marks that they have."""
+    deciding = dict.fromkeys(grid.found.unit for grid in shown if grid.found.unit != found.unit)
+    by = f" Trials are shown by what decided: {', '.join(deciding)}." if deciding else ""
     statuses = {status for grid in shown for status in grid.lost.values()}
     marks = [f"{mark} stands for a {status} run" for status, mark in MARKS.items() if status in statuses]
-    return f"Mean over seeds of every point that was run. {'; '.join(['The best point is framed', *marks])}."
+    return f"Mean over seeds of every point that was run. {'; '.join(['The best point is framed', *marks])}.{by}"
 
 
 def of_trials(found: Findings) -> list[SettingsGrid]:
-    """The grids of tuned methods, one for each method and level."""
+    """The grids of tuned methods, one for each method and level, by what decided."""
     made = []
     for place in found.places:
         for method in found.methods:
@@ -75,7 +85,8 @@ def of_trials(found: Findings) -> list[SettingsGrid]:
             if runs and any(not math.isnan(run.final) for run in runs):
                 keys = [key for key in runs[0].settings if len({str(run.settings.get(key)) for run in runs}) > 1]
                 title = ", ".join([method, *place])
-                made.append(grid(found, title, keys, [(tuple(run.settings[k] for k in keys), run) for run in runs]))
+                by = replace(found, report=found.deciding.get(method, found.report))
+                made.append(grid(by, title, keys, [(tuple(run.settings[k] for k in keys), run) for run in runs]))
     return made
 
 
@@ -121,7 +132,7 @@ def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, M
     values = {point: spread([run.final for run in runs]).mean for point, runs in together.items()}
     statuses = {point: {run.status for run in together[point]} for point, value in values.items() if math.isnan(value)}
     lost = {point: DIVERGED if DIVERGED in those else FAILED for point, those in statuses.items()}
-    return SettingsGrid(title, [key.removeprefix("method.") for key in keys], values, lost)
+    return SettingsGrid(found, title, [key.removeprefix("method.") for key in keys], values, lost)
 
 
 def part_of(value: Any) -> Part:
@@ -139,15 +150,15 @@ def part_of(value: Any) -> Part:
 def sensitivity(found: Findings) -> PageSection:
     """Grids over two settings as maps; over one setting, or each of many, as charts."""
     shown = grids(found)
-    maps = [grid for grid in shown if len(grid.names) == 2 and len(grid.ordered(1)) <= WIDE]
-    lines = [setting_line(found, grid, at) for grid in shown if grid not in maps for at in range(len(grid.names))]
+    maps = [grid for grid in shown if grid.is_map]
+    lines = [setting_line(grid, at) for grid in shown if not grid.is_map for at in range(len(grid.names))]
     return PageSection(
-        "Sensitivity", f"{note_of(shown)} {LINES}", maps=[setting_map(found, grid) for grid in maps], charts=lines
+        "Sensitivity", f"{note_of(found, shown)} {LINES}", maps=[setting_map(grid) for grid in maps], charts=lines
     )
 
 
-def setting_map(found: Findings, grid: SettingsGrid) -> HeatMap:
-    rows, columns, best = grid.ordered(0), grid.ordered(1), grid.best(found)
+def setting_map(grid: SettingsGrid) -> HeatMap:
+    found, rows, columns, best = grid.found, grid.ordered(0), grid.ordered(1), grid.best
     share = dict(zip(grid.values, shares(list(grid.values.values()), found.report.best == "max"), strict=True))
 
     def cell(point: Point) -> TableCell:
@@ -161,9 +172,9 @@ def setting_map(found: Findings, grid: SettingsGrid) -> HeatMap:
     return HeatMap(grid.title, f"{grid.names[0]} ↓ {grid.names[1]} →", list(map(setting, columns)), made)
 
 
-def setting_line(found: Findings, grid: SettingsGrid, at: int) -> Chart:
+def setting_line(grid: SettingsGrid, at: int) -> Chart:
     """The metric over one setting. The line joins the best values over all other settings."""
-    places, best = grid.ordered(at), grid.best(found)
+    found, places, best = grid.found, grid.ordered(at), grid.best
     logs = all(not isinstance(part, str) and part > 0 for part in places)
     x_of = dict(zip(places, places if logs else range(len(places)), strict=True))
     known = {point: value for point, value in grid.values.items() if not math.isnan(value)}

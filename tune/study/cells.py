@@ -100,6 +100,11 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[Level]:
     for key in (key for level in made for keys in (level.overrides, *level.own.values()) for key in keys):
         if key in ("seed", "method"):
             raise ConfigError(f"axes: {key} is set by the study's {key}s; give them there")
+        if "=" in str(key) or not all(str(key).split(".")):
+            raise ConfigError(
+                f"axes.{name}: levels must change keys of an experiment, got the key {key!r}; write one as in "
+                "federation.local.steps"
+            )
     return made
 
 

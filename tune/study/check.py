@@ -23,8 +23,8 @@ from ...engine.runs.prepare import prepare
 from ..tracking.stores import store
 from ..tracking.writers import check_names
 from ..validation import fraction
-from .cells import Cell, cells, first_values, grid, has_ranges, levels, of_trial, planned
-from .searches import check_searches
+from .cells import Cell, cells, first_values, grid, has_ranges, levels, of_trial, planned, trials
+from .searches import check_searches, searches
 from .spec import Study
 
 
@@ -49,6 +49,7 @@ def checked(study: Study) -> Study:
         store(study.tracking.uri)
     check_searches(study)
     check_metrics(study)
+    check_held_out(study)
     check_forks(study)
     return study
 
@@ -114,6 +115,28 @@ def check_metrics(study: Study) -> None:
         check_deciding(study, {method: experiment(of_trial(data, study)) for method, data in found.items()})
 
 
+def check_held_out(study: Study) -> None:
+    """Raise ConfigError if trials cannot hold out the rows by which `tune.validation` has them choose.
+
+    The rows are dealt to the clients once for each workload and number of clients.
+    """
+    if not study.tune.validation or not (trials(study) or searches(study)):
+        return
+    dealt = set[str]()
+    for place, at in levels(study):
+        method = next(iter(study.methods))
+        data = of_trial(first_values(planned(study, method, at, study.seeds[0])), study)
+        kind = json.dumps([data.get("workload"), data["federation"], data["evaluate"]], sort_keys=True, default=repr)
+        if kind in dealt:
+            continue
+        dealt.add(kind)
+        try:
+            with of_cell(Cell(method, place, study.seeds[0], {}, data, "")):
+                prepare(experiment(data), "check", Path(".")).split()
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("experiment.evaluate.validation", "tune.validation", 1)) from error
+
+
 def check_reported(study: Study, runs: dict[str, Experiment]) -> None:
     """Raise ConfigError if no run of one workload, method -> experiment, records a column that is reported."""
     if plain := [one for method, one in runs.items() if method not in study.report.metrics]:
@@ -149,7 +172,7 @@ def in_study(message: str, cell: Cell) -> str:
     at = f" (at {', '.join(cell.place)})" if cell.place else ""
     if re.match(r"method\b", message):
         return f"methods.{cell.method}{message.removeprefix('method')}{at}"
-    if re.match(rf"({'|'.join(Experiment.model_fields)})\b", message):
+    if re.match(rf"({'|'.join(Experiment.model_fields)})\b|\S+ is not a key", message):
         return f"experiment.{message}{at}"
     return message
 

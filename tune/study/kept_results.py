@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -307,16 +307,19 @@ def is_restored(run: Path) -> bool:
     return (run / "result.json").is_file() and not (run / "run.json").is_file()  # which every run has at first
 
 
-def check_restored(folder: Path, metrics: Iterable[str]) -> None:
+def check_restored(folder: Path, metrics: Iterable[str], of_trials: Collection[str] = ()) -> None:
     """Raise ConfigError if no run that was restored has kept one of these columns. Some runs may lack one: methods may
     be reported by other columns.
 
-    Only the columns that a study reports or decides by have all their values in cells.jsonl.
+    Only the columns that a study reports or decides by have all their values in cells.jsonl. of_trials: those of the
+    columns that only runs with rows for validation need; they are not missed where no such run was restored.
     """
     names = set[str]()
     for run in (folder / "cells").glob("*/"):
         if is_restored(run):
             names |= set(column_names(run))
+    if not any("validation_" in name for name in names):
+        metrics = [metric for metric in metrics if metric not in of_trials]
     for metric in metrics if names else ():
         if metric not in names:
             had = ", ".join(sorted(name for name in names if name.startswith("eval/"))) or "none"

@@ -20,6 +20,7 @@ from ...engine.config.schema import LARGEST_COUNT, Direction, Section, Trackers,
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
 from ...engine.records.metrics import on_validation
+from ...engine.runs.saved_files import FILE_OF_KIND
 from ...engine.storage.expanded import expanded
 from ..files import listed, load_data, located, override, read_yaml
 from ..validation import fraction
@@ -32,6 +33,15 @@ QUIET = (
     *("notes", "files", "directions"),
 )
 """Beginnings of keys whose changes are not listed as differences in the report."""
+
+
+def each_once(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """The seeds. Raises ValueError if one of them is negative, or there twice."""
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("must not repeat a seed; drop what is repeated")
+    if any(seed < 0 for seed in seeds):
+        raise ValueError("must not be negative; choose others")
+    return seeds
 
 
 class Tune(Section):
@@ -55,7 +65,7 @@ class Tune(Section):
     validation: float = Field(default=0.0, ge=0, lt=1)
     """The fraction of each client's rows that the trials hold out and decide by, as `evaluate.validation` of an
     experiment does; the runs themselves then train on all rows."""
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
     """The seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default: those of
     the study)."""
     trials: int = Field(default=20, ge=1, le=LARGEST_COUNT)
@@ -63,6 +73,11 @@ class Tune(Section):
     together: Literal["auto"] | bool = "auto"
     """Whether cells and trials share processes of this machine, and with them the data, and train their clients
     together: true, false or `auto` (default), which is true without GPUs and a cluster."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _once(cls, seeds: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        return seeds and each_once(seeds)
 
     def final(self, values: NDArray[np.float64]) -> float:
         """The value of a trial with these evaluations, at least one."""
@@ -137,7 +152,7 @@ class Published(Section):
 class Reduced(Section):
     """The section `reduced`, which makes a study smaller."""
 
-    scale: float = Field(default=1.0, gt=0)
+    scale: float = Field(default=1.0, gt=0, le=LARGEST_COUNT)
     """The factor of the rounds, of those of trials and of the rounds between evaluations, as `--scale` sets it."""
     rounds: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     """The number of rounds, as `--rounds` sets it. Those of trials shrink in proportion."""
@@ -209,11 +224,26 @@ class Study(Section):
         own = self.report.metrics.get(method)
         return self.report if own is None else self.report.model_copy(update={"metric": own})
 
+    def decided_by(self, method: str) -> Report:
+        """The section `report` by which the trials of a method are compared: with the column, the direction and the
+        evaluations that decide."""
+        own = self.report_of(method)
+        log = own.log and self.deciding_of(method) == own.metric
+        of_trials = {"metric": self.deciding_of(method), "best": self.deciding_best, "last": self.tune.last, "log": log}
+        return own.model_copy(update={**of_trials, "best_round": False})
+
     @property
     def columns(self) -> set[str]:
         """All columns by which methods are reported or settings chosen."""
         reported = (self.report.metric, *self.report.metrics.values())
         return {column for name in reported for column in (name, self._deciding(name))} | {*self.report.also}
+
+    @property
+    def columns_of_trials(self) -> set[str]:
+        """Those of these columns that trials alone need, since they alone hold rows out; none without
+        `tune.validation`."""
+        reported = {self.report.metric, *self.report.metrics.values(), *self.report.also}
+        return self.columns - reported if self.tune.validation else set()
 
     @property
     def validation(self) -> Any:
@@ -265,6 +295,8 @@ class Study(Section):
         """A bare name stands for the method with its defaults; labels become text."""
         if not isinstance(methods, dict):
             return methods
+        if any(not str(label).strip() for label in methods):
+            raise ValueError("has a method whose label is empty; give it one")
         return {str(k): {"name": v} if isinstance(v, str) else v for k, v in methods.items()}
 
     @field_validator("name")
@@ -278,9 +310,7 @@ class Study(Section):
     @field_validator("seeds")
     @classmethod
     def _once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("must not repeat a seed")
-        return seeds
+        return each_once(seeds)
 
     @model_validator(mode="after")
     def _known_methods(self) -> Study:
@@ -320,11 +350,21 @@ def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | N
 def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """The plain data of a study file, merged with those of its `base`. above: the studies that build on this one."""
     path = shipped().get(source) or expanded(source)
+    if (own_file := path / FILE_OF_KIND["study"]).is_file():
+        raise ConfigError(
+            f"{source} is the folder of a study, and no file; to go on with it: fedfleet study {own_file} --out "
+            f"{source}"
+        )
     if not path.is_file():
         raise ConfigError(f"there is no study {source}; {nearest(source, shipped())}, or the path of a YAML file")
     data = read_yaml(path, source)
     if not isinstance(data, dict):
         raise ConfigError(f"{source} must hold a mapping of keys such as experiment and methods, got {data!r}")
+    if "method" in data and not {"methods", "base"} & data.keys():
+        raise ConfigError(
+            f"{source} holds an experiment, and no study; start it by `fedfleet run {source}`, or name it in a study "
+            f"as experiment: {source}"
+        )
     data.setdefault("name", source if source in shipped() else path.stem)
     data["plugins"] = [located(name, path) for name in listed(data.get("plugins"))]
     if "experiment" in data:
@@ -411,14 +451,15 @@ def smaller(study: Study) -> list[str]:
     federation = federation if isinstance(federation, dict) else {}
     made = [f"rounds × {reduced.scale:g}"] if reduced.scale != 1 and reduced.rounds is None else []
     if reduced.rounds is not None:
-        made.append(f"{reduced.rounds} rounds, in full {study.full_rounds}")
+        made.append(f"{reduced.rounds} round{'s' * (reduced.rounds != 1)}, in full {study.full_rounds}")
     if study.trial_rounds != study.tune.rounds:
         made.append(
             f"trials of {study.trial_rounds} round{'s' * (study.trial_rounds != 1)}, in full {study.tune.rounds}"
         )
     if reduced.clients is not None:
         made.append(
-            f"{reduced.clients} clients, in full {federation.get('clients', CLIENTS)}, the cohort in proportion"
+            f"{reduced.clients} client{'s' * (reduced.clients != 1)}, in full {federation.get('clients', CLIENTS)}, "
+            "the cohort in proportion"
         )
     return made
 

@@ -34,14 +34,23 @@ class StudyProgress(ProgressOfRuns[Cell]):
     def label(self, run: Cell) -> str:
         return run.label
 
+    def begins(self, what: str, total: int, ended: Sequence[Cell]) -> None:
+        """Trials are ranked by what decides, and cells and forks by what is reported."""
+        self.by = self.study.decided_by if what == "trial" else self.study.report_of
+        if what != "fork":
+            self.best = None
+        report = self.by(next(iter(self.study.methods)))
+        self.metric, self.largest = report.metric, report.best == "max"
+        super().begins(what, total, ended)
+
     def value(self, run: Cell) -> float:
-        report = self.study.report_of(run.method)
+        report = self.by(run.method)
         return self.folder.final(run, report.metric, report)
 
     def lines(self, run: Cell) -> tuple[str, str]:
         status = outcome = self.folder.status(run)
         if status == FINISHED:
-            outcome = shown(self.metric, self.value(run))
+            outcome = shown(self.by(run.method).metric, self.value(run))
         elif status != DIVERGED:
             outcome = f"failed: {self.folder.failure(run).get('reason', 'no reason is known')}"
         chosen = f" ({run.chosen})" if run.settings else ""

@@ -14,14 +14,16 @@ from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.records.history import Record
 from ...engine.runs.fork import fork_of
 from ...engine.runs.run_directory import clear
-from ...engine.runs.saved_files import refuse_other_kind
+from ...engine.runs.saved_files import FILE_OF_KIND, refuse_other_kind
 from ...engine.state.checkpoint import checkpointed_rounds
 from ...engine.stopping import Stop, stopping
+from ...engine.storage.expanded import expanded
 from ...engine.storage.lock import exclusive
 from ...workloads.processors import processors
 from ..executor.executor import check_together, on_ray, why_not_together
 from ..executor.processes import Processes
 from ..executor.source import Executor, RunRequest, RunsObserver, Source, observed, remove_resume_files
+from ..files import read_yaml
 from ..output_paths import check_out
 from ..report.files import import_packages, write_report
 from ..search.folder import SAVED
@@ -30,7 +32,7 @@ from ..study.cells import Cell, cells, trials
 from ..study.check import checked
 from ..study.data import refuse_other_data, with_files
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, StudyFolder
-from ..study.kept_results import check_restored, keep, restore
+from ..study.kept_results import NAME, check_restored, keep, restore
 from ..study.searches import searches
 from ..study.spec import Study, load
 from .observers import StudyProgress, StudyTracker
@@ -76,6 +78,7 @@ def run_named(
     folder = out or Path("runs") / "studies" / study.name
     check_out(folder)
     refuse_other_kind(folder, "study")
+    refuse_own_file(source, folder)
     if not quiet:
         announce(study, folder)
 
@@ -86,6 +89,20 @@ def run_named(
         counts += f"; {ended.failed_trials} trials failed, so the choice of settings lacks them"
     say(f"\n{counts}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
     return ended.failed + ended.failed_trials
+
+
+def refuse_own_file(source: str, folder: Path) -> None:
+    """Raise ConfigError if the file of a study was written by hand and is the study.yaml of the folder, over which the
+    resolved study would be written."""
+    file = folder / FILE_OF_KIND["study"]
+    if not file.is_file() or not expanded(source).is_file() or not file.samefile(expanded(source)):
+        return
+    results = any((folder / name).exists() for name in ("cells", NAME))
+    if not results and not Study.model_fields.keys() <= read_yaml(file, source).keys():
+        raise ConfigError(
+            f"--out {folder}: the study would be written over its own file, {file}; choose another folder, or rename "
+            "the file"
+        )
 
 
 def announce(study: Study, folder: Path) -> None:
@@ -117,7 +134,7 @@ def run_study(
     with executor, exclusive(path, ".study.lock"), stopping() as stop:
         folder.keep(study)
         restore(path)
-        check_restored(path, study.columns)
+        check_restored(path, study.columns, study.columns_of_trials)
         refuse_other_data(folder, study)
         observers: list[RunsObserver[Cell]] = [] if quiet else [StudyProgress(study, folder)]
         if study.tracking.names:
