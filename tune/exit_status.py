@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import sys
 from collections.abc import Callable
@@ -36,5 +37,8 @@ def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fail(error: Exception, status: int) -> None:
-    tell(f"error: {' '.join(str(error).split())}")
+    text = str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text = f"{error.filename or 'a file'}: {error.strerror}; make room, and give the same command again"
+    tell(f"error: {' '.join(text.split())}")
     sys.exit(status)

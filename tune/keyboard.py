@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..engine.stopping import SIGNALS, exit_now
-from .streams import open_missing
+from .streams import open_missing, replace_unknown
 
 INTERRUPTED = 128
 """Exit status of a command that a signal ended, less the signal's number."""
@@ -40,6 +40,7 @@ def finish(commands: Callable[[], Any]) -> None:
     if a thread is in the middle of an import. Otherwise the shutdown does not look for garbage among the objects that
     are there now, which would take most of a second once torch is imported."""
     open_missing()
+    replace_unknown()
     try:
         commands()
     except SystemExit as end:

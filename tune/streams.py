@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,13 @@ def open_missing() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def replace_unknown() -> None:
+    """Have standard output show "?" for characters that its encoding lacks, as ± in ASCII. Otherwise a command would
+    end with an exception when it prints them, after all its work."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def tell(line: str) -> None:

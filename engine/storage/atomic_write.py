@@ -29,9 +29,10 @@ def write(path: Path, content: str | bytes, private: bool = False, on_disk: bool
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             temporary.unlink()
+        error.filename = error.filename or str(path)  # writing to an open file names none
         raise
     if on_disk:
         sync_folder(path.parent)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from fedfleet.tune.streams import replace_unknown, say
 
 from .commands import COMMAND, invoke
 
@@ -35,6 +39,24 @@ def test_a_run_needs_no_streams(ending, tmp_path):
     assert finished(tmp_path)
     assert "Traceback" not in done.stderr
     assert not any(b"scaffold on digits: " in path.read_bytes() for path in (tmp_path / "out").rglob("*.*"))
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"1 ? 0, ?\n"), ("latin-1", b"1 \xb1 0, ?\n")])
+def test_an_encoding_that_lacks_a_character(encoding, shown, monkeypatch):
+    """Tables have such characters."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    replace_unknown()
+    say("1 ± 0, –")
+    assert written.getvalue() == shown
+
+
+def test_a_command_in_such_an_encoding(tmp_path):
+    """The usage of a command has an ellipsis."""
+    told = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([*COMMAND, "study", "--help"], cwd=tmp_path, env=told, capture_output=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"[a.b=c ?]" in done.stdout
 
 
 def test_a_full_standard_output_is_told(tmp_path):
