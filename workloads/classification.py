@@ -219,6 +219,11 @@ class Classification(Workload):
         super().check_split(split, most)
         for part, columns in split.named:
             self.objective.checked(columns["label"], part)
+            if columns["input"].dtype.kind == "c" and "inputs" not in self.overridden:
+                raise ValueError(
+                    f"{part} must have real inputs, got {columns['input'].dtype} in column input; give real and "
+                    "imaginary parts as two channels, or override `inputs`"
+                )
 
     def init(self, seed: int) -> dict[str, Tensor]:
         added = {} if self.adapter is None else self.adapter.initial(self.outline, seed)

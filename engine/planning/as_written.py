@@ -33,7 +33,7 @@ from ...workloads.client_index import ClientIndex
 from ...workloads.stateless import NETWORK, Stateless
 from ...workloads.workload import Batch, Params, Split, Workload
 from ..clients.local_training import Gradient, LocalTrainer, shares_of
-from ..clients.modules import kept_generators
+from ..clients.modules import evaluating, kept_generators
 from ..errors import RAISED_BY_USERS, type_and_first_line
 from ..kernels.agreement import ROUNDINGS, Excess, Rounding, agrees, exceeding, largest_entry
 from ..kernels.vectorised import vectorised
@@ -139,6 +139,15 @@ class AsWritten:
         for network in self.networks:
             self._add(found, leaves, network)
         return torch.cat([gradient.reshape(-1) for gradient in found.values()]), loss.detach()
+
+    def report(self, point: Tensor, layout: Layout, batch: Batch) -> Batch:
+        """The report of a model (P,), whose modules go to `eval()` when they have its numbers. For one call."""
+        token = NETWORK.set(self._network)
+        try:
+            with evaluating():
+                return self.workload.report({**dict(Tree(point.clone(), layout).items()), **self.frozen}, batch)
+        finally:
+            NETWORK.reset(token)
 
     def _add(self, found: dict[str, Tensor], leaves: dict[str, Tensor], network: OwnParameters) -> None:
         """Add the gradients of a network's own parameters to those of the tensors that it was given, or to those from
@@ -371,6 +380,26 @@ def gradient_difference(run_spec: RunSpec, batch: Batch) -> str:
         if agrees(plain, own):
             return ""
     return compared.difference()
+
+
+def report_difference(run_spec: RunSpec, batch: Batch) -> str:
+    """How the reports of two models, one after the other, differ from those of the module as it was written, a clause;
+    "" if they do not. batch: of test rows."""
+    forms = Forms(run_spec)
+    if forms.as_written is None:
+        return ""
+    workload, frozen, count = run_spec.workload, forms.trainer.frozen, len(next(iter(batch.values())))
+    for point in (next(near(run_spec)), forms.x.flat):
+        given = point.to(forms.dtype, copy=True)
+        with evaluating():
+            found = workload.report({**dict(Tree(given, forms.layout).items()), **frozen}, batch)
+        expected = AsWritten(workload, frozen).report(point.to(forms.dtype), forms.layout, batch)
+        if not torch.equal(given, point.to(forms.dtype)):
+            return "an evaluation writes into the model, which differs"
+        for name, column in expected.items():
+            if not same_rows(column, found[name], count):
+                return f"the metric {name} differs"
+    return ""
 
 
 def block_batches(run_spec: RunSpec, split: Split, ragged: bool) -> tuple[list[Batch], Batch]:

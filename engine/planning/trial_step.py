@@ -39,11 +39,13 @@ from ..kernels.agreement import equal
 from ..method_form.state_spec import some_view
 from ..run_spec import RunSpec
 from ..user_code import Line, LineFinder, is_called_by, is_user_file, user_lines
-from .as_written import gradient_difference, trying
+from .as_written import gradient_difference, report_difference, trying
 from .execution_plan import may_vectorise
 
 CLIENTS, EXAMPLES = 2, 8
 """The number of clients that are tried together, and the largest batch: more would find nothing else."""
+FAR = (100.0, -100.0)
+"""What the initial model is multiplied by for models that are far from it."""
 ENTRIES = 10_000
 """The largest number of attributes that are compared."""
 COUNTED = "draw from oracle.key or batch['key'] with fedfleet.workloads.counted"
@@ -72,7 +74,9 @@ def try_step(run_spec: RunSpec, split: Split) -> None:
             for algorithm in (method.warm_start, method):
                 if algorithm is not None:
                     Trial(run_spec, split, algorithm).run()
-            Trial(run_spec, split, method).check_gradient()
+            last = Trial(run_spec, split, method)
+            last.check_gradient()
+            last.check_reports()
     except CodeRaised:
         return
     finally:
@@ -296,8 +300,8 @@ class Trial:
                 )
             return after
 
-        after = self.watch("client_step", step, {**given, "local state": local, "batch": batch})
         self.check_losses(trainer, batch)
+        after = self.watch("client_step", step, {**given, "local state": local, "batch": batch})
         self.check_form("client_step", "local state", local, after, (step, (public, client, local, batch)))
         finish = functools.partial(self.watch, "client_finish", algorithm.client_finish)
         sent, kept = finish({**given, "local state": after})
@@ -354,8 +358,16 @@ class Trial:
         """Raise ConfigError if the losses of a client's batch are not one number per example: the padding of a block's
         shorter batches would count. batch: columns (b, …)."""
         point = dict((self.x if trainer.precision is None else self.x.to(trainer.precision)).items())
-        point |= trainer.frozen
-        losses = self.call("losses", self.run_spec.workload.losses, (point, copy_state(batch)))
+        self.check_far(trainer, point, batch)
+        with torch.enable_grad():
+            leaves = {name: value.clone().requires_grad_() for name, value in point.items()}
+            losses = self.call(
+                "losses", self.run_spec.workload.losses, ({**leaves, **trainer.frozen}, copy_state(batch))
+            )
+        if not losses.is_floating_point() or not losses.requires_grad:
+            got = "numbers without one" if losses.is_floating_point() else str(losses.dtype).removeprefix("torch.")
+            remedy = "compute them from the tensors of the model, without detach() and no_grad()"
+            self.refuse(f"losses must have a gradient in the model, got {got}", [], remedy, workload=True)
         weights = self.call("row_weights", self.run_spec.workload.row_weights, (copy_state(batch),))
         examples, shape = len(next(c for name, c in batch.items() if name != "key")), tuple(losses.shape)
         if weights is not None and tuple(weights.shape) != (examples,):
@@ -371,6 +383,40 @@ class Trial:
                 f"losses must return one number per example, ({examples},) for this batch, got {shape}",
                 [],
                 "leave out the mean over the batch, as by reduction='none'",
+                workload=True,
+            )
+
+    def check_far(self, trainer: LocalTrainer, point: dict[str, Tensor], batch: Mapping[str, Tensor]) -> None:
+        """Raise ConfigError if losses write into a model that is far from the initial one, as code does that keeps
+        weights in bounds. An exception is none of a run that does not come there."""
+        for factor in FAR:
+            given = {"model": {name: value * factor for name, value in point.items()}, "batch": dict(batch)}
+            inputs = copy_state(tuple(given.values()))
+            try:
+                trainer.loss(*inputs)
+            except RAISED_BY_USERS:
+                continue
+            if not all(map(equal, leaves_of(given["model"]), leaves_of(inputs[0]))):
+                self.refuse_write("losses", "model", trainer.loss, given)
+
+    def check_reports(self) -> None:
+        """Raise ConfigError if a network with code of the user evaluates another model than the one that it gets, as
+        code does that keeps in eval() what follows from the weights."""
+        outline, test = self.run_spec.workload.outline, self.split.test
+        own = outline is not None and any(is_user_file(source_file(type(part))) for part in outline.modules())
+        if not own or not test or not len(next(iter(test.values()))):
+            return
+        rows = {name: torch.from_numpy(np.ascontiguousarray(column[:EXAMPLES])) for name, column in test.items()}
+        try:
+            differs = report_difference(self.run_spec, rows)
+        except RAISED_BY_USERS as error:
+            raise CodeRaised from error
+        if differs:
+            self.refuse(
+                f"{differs} between the engine and the module itself in eval()",
+                [],
+                "let forward compute from the weights that it has, with self.training, and keep nothing of them in "
+                "train(), eval() or an attribute",
                 workload=True,
             )
 

@@ -6,6 +6,8 @@ drawn from each client's rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ...workloads import counted
@@ -14,6 +16,12 @@ from ...workloads.workload import HELD_OUT, VALIDATION, Split, Workload
 from ..config.schema import Experiment, Federation
 from ..errors import ConfigError
 from ..user_code import plugin_errors
+
+TORCH_HAS = {
+    *("bool", "float16", "float32", "float64", "complex64", "complex128"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
+"""The types of NumPy's arrays that torch has, too."""
 
 
 def split_of(workload: Workload, experiment: Experiment, largest: float) -> Split:
@@ -24,6 +32,7 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
         split = workload.split(experiment.seed, clients)
     if not isinstance(split, Split):
         raise ConfigError(f"workload: split must return a workloads.workload.Split, got {type(split).__name__}")
+    check_columns(split)
     with plugin_errors("workload"):
         check_index(split.client_index, len(next(iter(split.train.values()))))
         workload.check_split(split, largest)
@@ -46,6 +55,21 @@ def split_of(workload: Workload, experiment: Experiment, largest: float) -> Spli
             f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
         )
     return split
+
+
+def check_columns(split: Split) -> None:
+    """Raise ConfigError for a column that is not an array of numbers that torch has."""
+    for part, columns in split.named:
+        for name, column in columns.items():
+            got: Any = type(column).__name__
+            if isinstance(column, np.ndarray):
+                got = f"{column.dtype} in another order of bytes" if not column.dtype.isnative else column.dtype
+                if column.dtype.isnative and column.dtype.name in TORCH_HAS:
+                    continue
+            raise ConfigError(
+                f"workload: columns must be arrays of numbers that torch has, got {got} in column {name} of {part}; "
+                "convert it, as by np.asarray(column, dtype=np.float32)"
+            )
 
 
 def with_targets(index: ClientIndex, workload: Workload, split: Split) -> ClientIndex:

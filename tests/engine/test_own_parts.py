@@ -112,6 +112,24 @@ class Empty(Around):
         return x + self.none.sum() + self.nothing(x).sum(1, keepdim=True)
 
 
+class FrozenNorm(Around):
+    """Has a BatchNorm that is always in eval(), as fine-tuning often has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.norm.register_buffer("running_mean", torch.full((6,), 0.3))
+        self.norm.register_buffer("running_var", torch.full((6,), 2.0))
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def changed(self, x: Tensor) -> Tensor:
+        return self.norm(x) * (2 if self.training else 1)
+
+
 def orthogonal() -> nn.Module:
     return Net(parametrizations.orthogonal(nn.Linear(6, 6).double()))
 
@@ -121,7 +139,7 @@ def scripted() -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    **{kind.__name__: kind for kind in (Features, Attribute, Pruned, ByNumpy, Graph, Empty)},
+    **{kind.__name__: kind for kind in (Features, Attribute, Pruned, ByNumpy, Graph, Empty, FrozenNorm)},
     "orthogonal": orthogonal,
     "scripted": scripted,
 }
@@ -207,6 +225,109 @@ def test_functions_that_are_called_for_some_batches_draw_from_the_key():
             torch.manual_seed(seed)
             digests.add(run(asked).model_sha256)
     assert len(digests) == 1
+
+
+class Bounded(Around):
+    """Keeps a weight in bounds that the initial one is far from."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.net.last.weight.clamp_(-1, 1)
+        return self.net(x)
+
+
+class Fused(Around):
+    """Keeps in eval() what follows from the weights."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        self.twice = None if mode else 2 * self.net.first.weight.detach()
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.twice is None else self.net.last(F.linear(x, self.twice).tanh())
+
+
+class Merged(Around):
+    """Adds factors to its weights in eval(), in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more, self.merged = nn.Parameter(torch.full((3, 6), 0.1)), False
+
+    def train(self, mode: bool = True) -> nn.Module:
+        if mode == self.merged:
+            self.net.last.weight.data += -self.more if mode else self.more
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.merged else self.net(x) + F.linear(self.net.first(x).tanh(), self.more)
+
+
+class Kept(Around):
+    """Keeps in its first evaluation what follows from the weights, until it is trained again."""
+
+    kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = None if self.training else self.net.first.weight.detach() if self.kept is None else self.kept
+        return self.net(x) if self.kept is None else self.net(x @ self.kept)
+
+
+IN_EVAL = r"the metric \w+ differs between the engine and the module itself in eval\(\); let forward"
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Bounded, r"losses write in place into the model \(.*clamp_\(-1, 1\)\); make a new tensor"),
+        (Fused, IN_EVAL),
+        (Merged, IN_EVAL),
+        (Kept, IN_EVAL),
+    ],
+)
+def test_networks_that_keep_or_change_weights_are_refused(make: Callable[[], nn.Module], told: str):
+    with pytest.raises(ConfigError, match=f"^workload: {told}"):
+        run(made(tiny(make)))
+
+
+# --- losses and columns -----------------------------------------------------------------------------------------------
+class Detached(Tiny):
+    def losses(self, p: Any, batch: Any) -> Tensor:
+        return super().losses(p, batch).detach()
+
+
+class Errors(Tiny):
+    def losses(self, p: Any, batch: Any) -> Tensor:
+        return self.logits(p, batch, batch.get("key")).argmax(-1) != batch["label"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "got"), [(Detached, r"numbers without one; .*without detach\(\)"), (Errors, "bool; compute them")]
+)
+def test_losses_without_a_gradient_are_refused(kind: type[Tiny], got: str):
+    with pytest.raises(ConfigError, match=f"^workload: losses must have a gradient in the model, got {got}"):
+        run(made(tiny(Around, kind)))
+
+
+COLUMNS: dict[str, Callable[[np.ndarray], Any]] = {
+    ">f8 in another order of bytes in column input": lambda x: x.astype(">f8"),
+    "object in column input": lambda x: x.astype(object),
+    "<U32 in column input": lambda x: x.astype(str),
+    "Tensor in column input": torch.from_numpy,
+    "list in column input": np.ndarray.tolist,
+    "complex128 in column input; give real": lambda x: x + 1j,
+}
+
+
+@pytest.mark.parametrize("told", COLUMNS)
+def test_columns_that_torch_cannot_take_are_refused(told: str):
+    class Other(Tiny):
+        def load(self) -> Any:
+            return [{**part, "input": COLUMNS[told](part["input"])} for part in super().load()]
+
+    with pytest.raises(ConfigError, match=f"^workload: .* got {told}"):
+        run(made(tiny(Around, Other)))
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------

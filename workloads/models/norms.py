@@ -36,10 +36,9 @@ class BatchNorm(Running):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (B, C, …)."""
-        if not self.training:
-            return torch.batch_norm(
-                x, self.weight, self.bias, self.running_mean, self.running_var, False, 0.0, self.eps, False
-            )
+        if not self.training:  # also in training, where a network keeps this module in eval()
+            mean, var = self.running_mean.detach(), self.running_var.detach()
+            return torch.batch_norm(x, self.weight, self.bias, mean, var, False, 0.0, self.eps, False)
         alone = not (is_batchedtensor(x) or is_batchedtensor(self.running_mean))
         if alone and self.share is None and x.numel() > x.shape[1]:  # else torch divides by 0
             return self._alone(x)
