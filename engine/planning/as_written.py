@@ -35,7 +35,7 @@ from ...workloads.workload import Batch, Params, Split, Workload
 from ..clients.local_training import Gradient, LocalTrainer, shares_of
 from ..clients.modules import evaluating, kept_generators
 from ..errors import RAISED_BY_USERS, type_and_first_line
-from ..kernels.agreement import ROUNDINGS, Excess, Rounding, agrees, exceeding, largest_entry
+from ..kernels.agreement import ROUNDINGS, Excess, Rounding, agrees, equal, exceeding, largest_entry
 from ..kernels.vectorised import vectorised
 from ..run_spec import RunSpec
 
@@ -380,6 +380,17 @@ def gradient_difference(run_spec: RunSpec, batch: Batch) -> str:
         if agrees(plain, own):
             return ""
     return compared.difference()
+
+
+def reports_repeat(run_spec: RunSpec, batch: Batch) -> bool:
+    """Whether the module as it was written gives the same report when it is built again. batch: of test rows."""
+    forms = Forms(run_spec)
+    if forms.as_written is None:
+        return True
+    first, again = (
+        AsWritten(run_spec.workload, forms.trainer.frozen).report(forms.x.flat, forms.layout, batch) for _ in range(2)
+    )
+    return equal(first, again)
 
 
 def report_difference(run_spec: RunSpec, batch: Batch) -> str:

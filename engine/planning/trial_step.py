@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports]
 from torch.utils import _pytree as pytree
 
+from ...algorithms.aggregation.contract import Mean
 from ...algorithms.aggregation.messages import Messages, Stored
 from ...algorithms.contract import Algorithm, Message, Round
 from ...workloads.stateless import Stateless
 from ...workloads.workload import Split
+from ..aggregation.message_rows import vector_leaves
 from ..clients.batches import Stream, stream
 from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, OwnViews, unpadded
 from ..clients.modules import TRIALS, evaluating, generators, kept_generators, moved
@@ -39,7 +41,7 @@ from ..kernels.agreement import equal
 from ..method_form.state_spec import some_view
 from ..run_spec import RunSpec
 from ..user_code import Line, LineFinder, is_called_by, is_user_file, user_lines
-from .as_written import gradient_difference, report_difference, trying
+from .as_written import gradient_difference, report_difference, reports_repeat, trying
 from .execution_plan import may_vectorise
 
 CLIENTS, EXAMPLES = 2, 8
@@ -334,8 +336,18 @@ class Trial:
             )
         elif any(leaf.is_complex() for leaf in leaves_of(message)):
             told, remedy = "messages must be real, got complex numbers", "send torch.view_as_real of them"
+        elif self.has_stage and (whole := [leaf for leaf in vector_leaves(message) if not leaf.is_floating_point()]):
+            dtype = str(whole[0].dtype).removeprefix("torch.")
+            told = f"with aggregate, attack or privacy a message must have floats, got {dtype}"
+            remedy = "send them in the dtype of the model"
         if told:
             self.refuse(f"client_finish: {told}", self.returned(run), remedy)
+
+    @property
+    def has_stage(self) -> bool:
+        """Whether something is between messages and server that computes with each of them."""
+        stage, privacy = self.run_spec.stage, self.run_spec.privacy
+        return not isinstance(stage.rule, Mean) or stage.attack is not None or privacy is not None
 
     def check_looks(self, models: tuple[Any, ...]) -> None:
         """Raise ConfigError unless clients can find the losses of these models."""
@@ -404,13 +416,17 @@ class Trial:
         code does that keeps in eval() what follows from the weights."""
         outline, test = self.run_spec.workload.outline, self.split.test
         own = outline is not None and any(is_user_file(source_file(type(part))) for part in outline.modules())
+        if own and not equal(self.x.flat, self.run_spec.initial_model().flat):
+            self.refuse_build("has other weights")
         if not own or not test or not len(next(iter(test.values()))):
             return
         rows = {name: torch.from_numpy(np.ascontiguousarray(column[:EXAMPLES])) for name, column in test.items()}
         try:
-            differs = report_difference(self.run_spec, rows)
+            repeats, differs = reports_repeat(self.run_spec, rows), report_difference(self.run_spec, rows)
         except RAISED_BY_USERS as error:
             raise CodeRaised from error
+        if not repeats:
+            self.refuse_build("computes something else")
         if differs:
             self.refuse(
                 f"{differs} between the engine and the module itself in eval()",
@@ -419,6 +435,15 @@ class Trial:
                 "train(), eval() or an attribute",
                 workload=True,
             )
+
+    def refuse_build(self, what: str) -> None:
+        """Raise ConfigError for a network that does not follow from the seed. what: it does then."""
+        self.refuse(
+            f"a network that is built again with the same seed must be the same, and this one {what}",
+            [],
+            "draw by torch, NumPy or Python's random, without a generator of its own, or with one that has a seed",
+            workload=True,
+        )
 
     def check_gradient(self) -> None:
         """Raise ConfigError if the gradient of a client that trains alone is not that of plain autograd on the module

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from fedfleet.engine.config.schema import Experiment, Local
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.prepare import prepare
 from fedfleet.workloads.drawing import initial
+from fedfleet.workloads.models.adapters import Lora
 from fedfleet.workloads.wrappers.noisy import Noisy
 
 from .test_as_written import BATCH, EPOCHS, LR, ROUNDS, SIZES, TOLERANCE, Net, Tiny, made, off_plain, tiny
@@ -110,6 +111,18 @@ class Empty(Around):
 
     def changed(self, x: Tensor) -> Tensor:
         return x + self.none.sum() + self.nothing(x).sum(1, keepdim=True)
+
+
+class OwnGenerator(Around):
+    """Draws by a generator without a seed."""
+
+    def __init__(self, parameter: bool) -> None:
+        super().__init__()
+        scale = torch.from_numpy(np.random.default_rng().random(6))
+        self.scale = nn.Parameter(scale) if parameter else scale
+
+    def changed(self, x: Tensor) -> Tensor:
+        return x * self.scale.to(x.dtype)
 
 
 class FrozenNorm(Around):
@@ -284,6 +297,8 @@ IN_EVAL = r"the metric \w+ differs between the engine and the module itself in e
         (Fused, IN_EVAL),
         (Merged, IN_EVAL),
         (Kept, IN_EVAL),
+        (lambda: OwnGenerator(True), r"a network that is built again with the same seed .* has other weights; draw by"),
+        (lambda: OwnGenerator(False), "a network that is built again .* computes something else; draw by"),
     ],
 )
 def test_networks_that_keep_or_change_weights_are_refused(make: Callable[[], nn.Module], told: str):
@@ -428,3 +443,17 @@ class NoGradient(Votes):
 def test_messages_that_cannot_be_averaged_are_refused(method: Any, told: str):
     with pytest.raises(ConfigError, match=f"^method: {told}"):
         run(made(tiny(Around)).model_copy(update={"method": method}))
+
+
+@pytest.mark.parametrize("more", [{"aggregate": "median"}, {"attack": {"name": "sign_flip", "share": 0.2}}])
+def test_rules_and_attacks_need_floats(more: dict[str, Any]):
+    asked = Experiment(**{**dict(made(tiny(Around))), "method": Votes("int8"), **more})
+    with pytest.raises(ConfigError, match=r"^method: client_finish: with aggregate, attack or privacy .* got int8"):
+        run(asked)
+
+
+def test_factors_beside_a_weight_that_is_computed_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"^workload: targets: net\.first must have a weight of its own, got one that"
+    ):
+        run(made(replace(tiny(Pruned), adapter=Lora(targets="net.first", rank=2))))

@@ -300,6 +300,12 @@ class Lora(Adapter):
         else:
             patterns = (self.targets,) if isinstance(self.targets, str) else self.targets
             names = chosen(patterns, "targets", [*modules], "module")
+        for name in names:
+            if isinstance(getattr(modules[name], "weight", None), Tensor) and "weight" not in modules[name]._parameters:
+                raise ValueError(
+                    f"targets: {name} must have a weight of its own, got one that it computes, as after pruning or "
+                    "weight_norm; leave it out"
+                )
         return {name: modules[name] for name in names}
 
     def _adapt_module(self, module: Any, name: str) -> None:
