@@ -29,7 +29,7 @@ from ...algorithms.aggregation.contract import Mean
 from ...algorithms.aggregation.messages import Messages, Stored
 from ...algorithms.contract import Algorithm, Message, Round
 from ...workloads.stateless import Stateless
-from ...workloads.workload import Split
+from ...workloads.workload import Split, Workload
 from ..aggregation.message_rows import vector_leaves
 from ..clients.batches import Stream, stream
 from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, OwnViews, unpadded
@@ -370,7 +370,8 @@ class Trial:
         """Raise ConfigError if the losses of a client's batch are not one number per example: the padding of a block's
         shorter batches would count. batch: columns (b, …)."""
         point = dict((self.x if trainer.precision is None else self.x.to(trainer.precision)).items())
-        self.check_far(trainer, point, batch)
+        if self.own_code:
+            self.check_far(trainer, point, batch)
         with torch.enable_grad():
             leaves = {name: value.clone().requires_grad_() for name, value in point.items()}
             losses = self.call(
@@ -398,6 +399,18 @@ class Trial:
                 workload=True,
             )
 
+    @functools.cached_property
+    def own_network(self) -> bool:
+        """Whether the network has code of the user."""
+        outline = self.run_spec.workload.outline
+        return outline is not None and any(is_user_file(source_file(type(part))) for part in outline.modules())
+
+    @property
+    def own_code(self) -> bool:
+        """Whether losses may be computed by code of the user."""
+        experiment = self.run_spec.experiment
+        return bool(experiment.plugins) or isinstance(experiment.workload, Workload) or self.own_network
+
     def check_far(self, trainer: LocalTrainer, point: dict[str, Tensor], batch: Mapping[str, Tensor]) -> None:
         """Raise ConfigError if losses write into a model that is far from the initial one, as code does that keeps
         weights in bounds. An exception is none of a run that does not come there."""
@@ -414,8 +427,7 @@ class Trial:
     def check_reports(self) -> None:
         """Raise ConfigError if a network with code of the user evaluates another model than the one that it gets, as
         code does that keeps in eval() what follows from the weights."""
-        outline, test = self.run_spec.workload.outline, self.split.test
-        own = outline is not None and any(is_user_file(source_file(type(part))) for part in outline.modules())
+        own, test = self.own_network, self.split.test
         if own and not equal(self.x.flat, self.run_spec.initial_model().flat):
             self.refuse_build("has other weights")
         if not own or not test or not len(next(iter(test.values()))):
