@@ -114,7 +114,7 @@ def test_a_report_is_what_the_cells_say(file: Path, tmp_path: Path):
 
 EARLIER = {
     *("fedmuon-bc-fmnist", "fedmuon-bc-newton-schulz"),
-    *("fedmud-fmnist-dirichlet", "fedmud-fmnist-variants", "minimax-sst2"),
+    *("fedmud-fmnist-dirichlet", "minimax-sst2"),
 }
 """The folders of an earlier version, which recorded neither commit nor data. No other one may join them."""
 
