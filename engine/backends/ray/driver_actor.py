@@ -23,6 +23,7 @@ from ...cohorts.tasks import steps_of
 from ...errors import ConfigError, DriverDied, Interrupted, InUse, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import why_no_kernels
+from ...memory import release_freed_memory
 from ...planning.autotune import measure
 from ...planning.data import checked_split
 from ...planning.execution_plan import asks_for_kernels, plan_execution
@@ -146,6 +147,8 @@ class DriverProcess:
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
         told = device_line(self.run_spec.experiment.engine, device)
         lines = [plan_line, told, *taken_notes(), *filter(None, [self.run_spec.method().caution, unused_rows(split)])]
+        if self.run_spec.frozen:
+            release_freed_memory()  # of the base as it was read, and of the steps that were tried with it
         return [*data, frozen], split.client_index, examples(split.test), lines
 
     def _check(self) -> None:
