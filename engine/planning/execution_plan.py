@@ -237,7 +237,7 @@ def plan_by_rule(run_spec: RunSpec) -> ExecutionPlan:
 def worth_measuring(run_spec: RunSpec, split: Split) -> bool:
     """Whether a run is long enough for a measurement, or trains on a GPU, and this process has a device like those of
     its workers."""
-    if not can_measure(run_spec.device) or run_spec.device.type == "cuda":
+    if run_spec.device.type != "cpu":
         return can_measure(run_spec.device)
     federation = run_spec.experiment.federation
     steps_per_client = float(steps_of(np.asarray(split.client_index.sizes), federation.local).mean())

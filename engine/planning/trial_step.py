@@ -413,7 +413,7 @@ class Trial:
 
     def check_far(self, trainer: LocalTrainer, point: dict[str, Tensor], batch: Mapping[str, Tensor]) -> None:
         """Raise ConfigError if losses write into a model that is far from the initial one, as code does that keeps
-        weights in bounds. An exception is none of a run that does not come there."""
+        weights in bounds. An exception is ignored, since the run may never come to such a model."""
         for factor in FAR:
             given = {"model": {name: value * factor for name, value in point.items()}, "batch": dict(batch)}
             inputs = copy_state(tuple(given.values()))

@@ -267,11 +267,11 @@ def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
 
 def trial_of(cell: Cell, study: Study) -> Cell:
     """The trial with the settings of a cell; the cell itself if that is what it would run."""
-    data = of_trial(cell.data, study)
+    data = trial_data(cell.data, study)
     return cell if data is cell.data else with_keys(cell._replace(data=data), study)
 
 
-def of_trial(data: dict[str, Any], study: Study) -> dict[str, Any]:
+def trial_data(data: dict[str, Any], study: Study) -> dict[str, Any]:
     """The experiment with the number of rounds of a trial, if it has more of them, and with the rows that trials hold
     out. Raises ConfigError if it holds out some of its own."""
     federation, rounds = data["federation"], study.trial_rounds

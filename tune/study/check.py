@@ -23,7 +23,7 @@ from ...engine.runs.prepare import prepare
 from ..tracking.stores import store
 from ..tracking.writers import check_names
 from ..validation import fraction
-from .cells import Cell, cells, first_values, grid, has_ranges, levels, of_trial, planned, trials
+from .cells import Cell, cells, first_values, grid, has_ranges, levels, planned, trial_data, trials
 from .searches import check_searches, searches
 from .spec import Study
 
@@ -112,7 +112,7 @@ def check_metrics(study: Study) -> None:
     for found in by_workload.values():
         runs = {method: experiment(data) for method, data in found.items()}
         check_reported(study, runs)
-        check_deciding(study, {method: experiment(of_trial(data, study)) for method, data in found.items()})
+        check_deciding(study, {method: experiment(trial_data(data, study)) for method, data in found.items()})
 
 
 def check_held_out(study: Study) -> None:
@@ -125,7 +125,7 @@ def check_held_out(study: Study) -> None:
     dealt = set[str]()
     for place, at in levels(study):
         method = next(iter(study.methods))
-        data = of_trial(first_values(planned(study, method, at, study.seeds[0])), study)
+        data = trial_data(first_values(planned(study, method, at, study.seeds[0])), study)
         kind = json.dumps([data.get("workload"), data["federation"], data["evaluate"]], sort_keys=True, default=repr)
         if kind in dealt:
             continue

@@ -12,7 +12,7 @@ from typing import Any
 from ...engine.errors import ConfigError
 from ..ranges import decided
 from ..search.plan import plan
-from .cells import Cell, digest, has_ranges, levels, of_trial, planned, with_keys
+from .cells import Cell, digest, has_ranges, levels, planned, trial_data, with_keys
 from .spec import Study
 
 
@@ -22,7 +22,7 @@ def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tupl
     at = all_levels[0][1] if study.tune.each == "once" else dict(all_levels)[place]
     seeds = study.tune.seeds or study.seeds
     own = seed if study.tune.each == "cell" and study.tune.seeds is None else seeds[0]
-    data = of_trial(planned(study, method, at, own), study)
+    data = trial_data(planned(study, method, at, own), study)
     data["search"] = {
         "objectives": {study.deciding_of(method): study.deciding_best},
         "last": study.tune.last,
