@@ -406,7 +406,7 @@ def report_difference(run_spec: RunSpec, batch: Batch) -> str:
             found = workload.report({**dict(Tree(given, forms.layout).items()), **frozen}, batch)
         expected = AsWritten(workload, frozen).report(point.to(forms.dtype), forms.layout, batch)
         if not torch.equal(given, point.to(forms.dtype)):
-            return "an evaluation writes into the model, which differs"
+            return "the model after an evaluation differs"
         for name, column in expected.items():
             if not same_rows(column, found[name], count):
                 return f"the metric {name} differs"
