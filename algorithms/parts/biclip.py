@@ -23,7 +23,8 @@ from torch import Tensor
 
 from ..local import Rule
 from ..tree import Tree
-from .checks import nonnegative, nonzero, one_of, positive
+from .checks import nonnegative, one_of, positive
+from .numbers import nonzero
 
 Mode = Literal["coordinate", "norm"]
 Threshold = Annotated[float, "may be infinite"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from .groups import Number, both
 
 
@@ -58,9 +56,3 @@ def refuse(given: Mapping[str, Any], why: str, remedy: str) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"{name} has no effect here, got {name}={value!r}: {why}; {remedy}")
-
-
-def nonzero(number: float | Tensor) -> bool:
-    """Whether a setting is another number than 0. A tensor, which stands for the settings of several runs, counts as
-    such, because its values must not decide what is computed."""
-    return isinstance(number, Tensor) or number != 0

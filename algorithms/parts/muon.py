@@ -21,8 +21,9 @@ from torch import Tensor
 
 from ..local import Rule, defines_both
 from ..tree import Layout, Tree, plus
-from .checks import nonnegative, nonzero, one_of, positive, refuse
+from .checks import nonnegative, one_of, positive, refuse
 from .groups import Number, PerGroup, at
+from .numbers import nonzero
 from .orthogonal import FASTER, SCHEMES, How, Part, newton_schulz, schatten, svd
 from .renamed import renamed
 from .rules import Averaged, Normalised, Sgd

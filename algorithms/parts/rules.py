@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ..local import Rule
 from ..tree import Layout, Tree
-from .checks import fraction, nonnegative, nonzero, one_of, positive, refuse
+from .checks import fraction, nonnegative, one_of, positive, refuse
 from .groups import Number, PerGroup
+from .numbers import beside, nonzero, quotient
 
 DecayOn = Literal["all", "matrices"]
 """The tensors that decay."""
@@ -105,8 +106,8 @@ class Adam(Rule):
         b1, b2 = self.betas
         count = state.count + 1
         first, second = state.first.lerp(v, 1 - b1), state.second.lerp(v * v, 1 - b2)
-        scale = second.flat.sqrt() / (1 - b2**count).sqrt() + self.eps
-        move = first.flat / (1 - b1**count) / scale
+        scale = second.flat.sqrt() / (1 - beside(count, b2) ** count).sqrt() + self.eps
+        move = first.flat / (1 - beside(count, b1) ** count) / scale
         y = self._decayed(y) if nonzero(self.weight_decay) else y
         return y.add(Tree(move, y.layout), -self.lr), Moments(first, second, count)
 
@@ -157,8 +158,8 @@ class Clip(Rule):
         return self.rule.init(x)
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
-        tiny = torch.finfo(v.flat.dtype).tiny
-        return self.rule.step(y, v * (self.radius / v.norms().clamp(min=tiny)).clamp(max=1.0), state)
+        norms = v.norms().clamp(min=torch.finfo(v.flat.dtype).tiny)
+        return self.rule.step(y, v * quotient(self.radius, norms).clamp(max=1.0), state)
 
 
 class Average(NamedTuple):

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..contract import Oracle
 from ..tree import Tree
 from .checks import nonnegative, one_of
+from .numbers import quotient
 
 Kind = Literal["sam", "asam"]
 
@@ -46,10 +47,10 @@ class Sharpness:
     def away(self, y: Tree, g: Tree) -> Tree:
         """e, from the gradient g at y."""
         if self.kind == "sam":
-            return g * (self.rho / (g.norm() + TINY))
+            return g * quotient(self.rho, g.norm() + TINY)
         scale = y.map(lambda name, leaf: leaf.abs() + self.eta if name.endswith("weight") else torch.ones_like(leaf))
         scaled = scale * g
-        return scale * scaled * (self.rho / (scaled.norm() + TINY))
+        return scale * scaled * quotient(self.rho, scaled.norm() + TINY)
 
 
 class WorstNearby:

@@ -5,10 +5,11 @@ on until it needs a phase of local training or an evaluation, waits for somebody
 evaluations that they need are made in one pass over the rows, and then the phases of local training are run at once,
 see `clients.members`. A phase that cannot be run with others is run by the member's own pool.
 
-That it computes the same is checked, once for all members whose methods have the same form and differ in the same
+That it computes the same bits is checked, once for all members whose methods have the same form and differ in the same
 numbers. The first round of such a member is trained alone as well, and what is kept is the result of the run alone. If
-the two do not agree, no member of this form is trained with others. Nor is it if its method cannot have tensors as
-numbers under vmap, as a method that branches on the value of a number.
+the two are not equal to the bit, no member of this form is trained with others, since a run's result must not depend on
+which other runs have shared its process. Nor is it if its method cannot have tensors as numbers under vmap, as a method
+that branches on the value of a number.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ..clients.members import (
 from ..clients.own_models import OwnModels
 from ..clients.worker import TaskUnderWay
 from ..errors import Interrupted, type_and_first_line
-from ..kernels.agreement import Rounding, agrees, exceeding
+from ..kernels.agreement import agrees
 from ..method_form.numbers import Path, differing
 from ..records.history import Event
 from ..reduction.tree import TaskResult
@@ -123,34 +124,24 @@ class Member(Host):
         return self._proved(phase, self.together)
 
     def _agreement(self, where: str) -> list[str]:
-        """A note on how well the run agrees with the run alone, unless the log has one. where: it was found out."""
-        how, before, self.noted = self.members.proven[self.way], self.noted, True
-        return [] if before else [f"clients are trained together with those of other runs, {how} in {where}"]
+        """A note that the run agrees with the run alone, unless the log has one. where: it was found out."""
+        before, self.noted = self.noted, True
+        how = f"clients are trained together with those of other runs, to the same bits in {where}"
+        return [] if before else [how]
 
     def _proved(self, phase: Phase, together: list[TaskResult]) -> Results:
-        """Run a phase alone that was run together with others, and compare the results. Yields those of the run alone.
-
-        The rounding that is allowed is the difference between the two ways in which a run trains its clients, one after
-        another and in blocks, times `FACTOR`, and `ROUNDINGS` of a tensor's largest entry in any case.
-        """
-        self.pool.worker.vectorise = False
-        try:
-            one_by_one = list(self.pool.run_phase(phase))
-        finally:
-            self.pool.worker.vectorise = True
+        """Run a phase alone that was run together with others, and compare the results. Yields those of the former."""
         outcomes = list(self.pool.run_phase(phase))
         alone = [outcome for outcome in outcomes if isinstance(outcome, TaskResult)]
-        other = [outcome for outcome in one_by_one if isinstance(outcome, TaskResult)]
-        if len(alone) < len(outcomes) or len(other) < len(one_by_one):  # a client failed: the next round is the proof
+        if len(alone) < len(outcomes):  # a client failed: the next round is the proof
             yield from self.run(phase)
             return
-        exact, off = compared(alone, sorted(together, key=lambda result: result.index), other)
-        if off:
-            self.alone = self.members.refused[self.way[0]] = off
-            notes = [f"trained without the other runs of this process: {off}"]
-        else:
-            self.members.proven[self.way] = f"{'to the bit' if exact else 'within rounding'} to the same result"
+        if agrees(sums(alone), sums(sorted(together, key=lambda result: result.index))):
+            self.members.proven.add(self.way)
             notes = self._agreement("this round")
+        else:
+            self.alone = self.members.refused[self.way[0]] = "its sums would have other bits"
+            notes = [f"trained without the other runs of this process: {self.alone}"]
         yield from noted(alone, notes)
 
 
@@ -163,8 +154,7 @@ class Members:
         self.trainers, self.draws = recent_trainers(), recent_draws()
         # form of trainers -> why members of this form cannot be trained together
         self.refused: dict[Hashable, str] = {}
-        # how well members that were trained in this way agree with runs alone
-        self.proven: dict[Way, str] = {}
+        self.proven = set[Way]()  # members that were trained in this way have the bits of runs alone
 
     def advance(self) -> bool:
         """Send every member on that can go on, then run the phases that members need; returns whether any member did
@@ -253,15 +243,5 @@ def noted(results: Iterable[Any], notes: list[str]) -> Results:
         yield result
 
 
-def compared(
-    alone: Sequence[TaskResult], together: Sequence[TaskResult], one_by_one: Sequence[TaskResult]
-) -> tuple[bool, str]:
-    """(whether two results are equal to the bit, why they do not agree within rounding or ""). one_by_one: the result
-    of clients that were trained one after another."""
-    plain, fast, other = (
-        [torch.from_numpy(leaf) for result in results for leaf in result.leaves or []]
-        for results in (alone, together, one_by_one)
-    )
-    if found := next(exceeding(plain, fast, Rounding(other)), None):
-        return False, f"its sums differ by {found.off:.1e}, where rounding explains {found.allowed:.1e}"
-    return agrees(plain, fast), ""
+def sums(results: Sequence[TaskResult]) -> list[torch.Tensor]:
+    return [torch.from_numpy(leaf) for result in results for leaf in result.leaves or []]
