@@ -29,7 +29,7 @@ from fedfleet.tune.units import base_workload
 from tools.reproductions.claims import NOT_REPRODUCED, NOT_TRIED, REPRODUCED, TIE, compared, verdict
 from tools.reproductions.claims import Study as WithCells
 from tools.reproductions.inputs import RESULTS, Claim, Listed, Paper, papers, studies
-from tools.reproductions.measured import CHANGED, SUMMARIES, Measured, Run, measured, provenance
+from tools.reproductions.measured import SUMMARIES, Measured, Run, measured, provenance
 from tools.reproductions.page import PAGE, coverage, page, section, t_interval
 from tools.reproductions.page import commits as sentence_on_commits
 from tools.reproductions.tables import TABLE, Shown, hand_written_pages, made_tables, shown, with_tables
@@ -134,7 +134,7 @@ def test_every_cell_says_where_it_comes_from(file):
         assert config["engine"]["threads"] == found.get("threads", config["engine"]["threads"]) >= 1
         earlier.add("commit" not in found)
         if "commit" in found:
-            assert re.fullmatch(f"[0-9a-f]{{40}}({CHANGED})?", found["commit"])
+            assert re.fullmatch("[0-9a-f]{40}", found["commit"]), "the sources must not differ from the commit"
             assert isinstance(found["cards"], list)
             assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in found["data"].values())
             made = {"quadratic", "linear", "saddle"}  # by these, from a seed
@@ -145,34 +145,24 @@ def test_every_cell_says_where_it_comes_from(file):
 
 
 @pytest.mark.long
-def test_commits_are_in_the_repository_or_said_to_be_gone():
+def test_commits_are_in_the_repository():
     """A branch that is rebased after a run leaves a commit in the cells that nobody else has."""
-    gone = set(studies().gone)
-    recorded = {
-        line["environment"].get("commit", "").removesuffix(CHANGED)
-        for file in FILES
-        for line in read_lines(file)
-        if "key" in line
-    } - {""}
-    assert gone <= recorded
+    recorded = {line["environment"].get("commit", "") for file in FILES for line in read_lines(file) if "key" in line}
     if own_commit() and git(RESULTS, "rev-parse", "--is-shallow-repository") == "false":
-        here = set(git(RESULTS, "rev-list", "HEAD").split())
-        assert recorded - here == gone
+        assert recorded - {""} <= set(git(RESULTS, "rev-list", "HEAD").split())
 
 
-def test_the_page_says_what_is_not_known_of_a_commit():
-    commits = {"a" * 40: "`aaaaaaaaaaaa`", "": "unknown", f"{'a' * 40}{CHANGED}": "`aaaaaaaaaaaa` (changed)"}
-    commits |= {"b" * 40: "`bbbbbbbbbbbb` (not here)", f"{'b' * 40}{CHANGED}": "`bbbbbbbbbbbb` (changed, not here)"}
+def test_the_page_says_whether_a_commit_is_known():
+    commits = {"a" * 40: "`aaaaaaaaaaaa`", "": "unknown"}
     some = with_cells({str(number): [80.0] for number in range(len(commits))})["s"]._replace(paper=None)
     rows = some.measured.rows
     for number, recorded in enumerate(commits):
         rows[str(number), "all"] = [run._replace(commit=recorded) for run in rows[str(number), "all"]]
-    text = section(some, frozenset({"b" * 40}))
+    text = section(some)
     said = [line.split(" | ")[-1] for line in text.splitlines() if line[:3] in {f"| {n}" for n in range(9)}]
     assert said == [f"{told} |" for told in commits.values()]
-    assert sentence_on_commits([some], frozenset({"b" * 40})) == (
-        "Cells that were computed from a commit of this repository: 1 of 5. Cells whose commit is unknown: 1; that "
-        "were computed from sources that had been changed: 2; from a commit that is not here: 1."
+    assert sentence_on_commits([some]) == (
+        "Cells that were computed from a commit of this repository: 1 of 2. Cells whose commit is unknown: 1."
     )
 
 

@@ -234,8 +234,6 @@ class Studies(Section):
 
     studies: tuple[Listed, ...]
     not_run: tuple[NotRun, ...]
-    gone: tuple[str, ...] = ()
-    """Commits in cells that the repository no longer has, since branches were rebased after the runs."""
 
 
 class Elsewhere(Section):

@@ -27,16 +27,13 @@ from fedfleet.tune.units import base_workload, evaluated_rows, factor
 SUMMARIES = ("last", "last 5", "best")
 """The ways in which a run's evaluations become one value: the last one, the mean of the last five, the best one."""
 NOT_RECORDED = "not recorded"
-CHANGED = "-dirty"
-"""What `git describe` adds to the commit of sources that differ from it."""
 
 
 class Run(NamedTuple):
     """One cell. values: summary -> value in the unit of the tables, {} for a run without a result; reported: the value
     that the study's report has; best_round: the round of the best evaluation; megabytes: that all clients sent;
-    evaluations: the metric after each of them, as it was recorded; commit: of the sources, "" if it was not recorded,
-    followed by CHANGED if the sources differed from it; points: the evaluations with their costs; reason: why there is
-    no result; privacy: what the run cost, in one line."""
+    evaluations: the metric after each of them, as it was recorded; commit: of the sources, "" if it was not recorded;
+    points: the evaluations with their costs; reason: why there is no result; privacy: what the run cost."""
 
     seed: int
     rounds: int

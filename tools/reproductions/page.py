@@ -9,7 +9,7 @@ from fedfleet.tune.units import in_words, is_share
 
 from .claims import NOT_TRIED, VERDICTS, Study, compared, signed, verdict
 from .inputs import RESULTS, NotRun, Paper, Studies, papers, studies
-from .measured import CHANGED, NOT_RECORDED, SUMMARIES, Run, measured, provenance
+from .measured import NOT_RECORDED, SUMMARIES, Run, measured, provenance
 
 PAGE = RESULTS / "README.md"
 
@@ -22,11 +22,10 @@ cent; of other metrics lower is better. A run has three summaries: its last eval
 evaluations, and its best evaluation, which is better the more evaluations there are. ± is the standard deviation over
 seeds, and the 95 % interval that of the mean of the last evaluations, by Student's t; one seed has neither. Settings
 were tuned on the test set that is reported, unless a study says otherwise. Seconds are those of a run's rounds on a
-machine that had other work. The commit is that of the sources which computed a row. It is "unknown" where earlier
-versions did not record it, "changed" stands beside it where the sources differed from it, and "not here" where the
-repository no longer has it. A row with one of these words can be computed again by the command, but only with other
-sources. The [last section](#where-the-numbers-come-from) has the processor, the threads, the versions and the data of
-every study."""
+machine that had other work. The commit is that of the sources which computed a row. Where earlier versions did not
+record it, it is "unknown", and the command computes the row again only with other sources.
+The [last section](#where-the-numbers-come-from) has the processor, the threads, the versions and the data of every
+study."""
 
 CLAIMS = """\
 A claim is reproduced if its criterion holds for the cells. An order counts if the methods are apart by the margin in
@@ -42,15 +41,14 @@ the study can be continued or reported again on any machine. What earlier versio
 def page() -> str:
     listed, known = studies(), papers()
     tried = found(listed, known)
-    gone = frozenset(listed.gone)
     parts = [
         "# Reproductions",
         MADE,
         f"{coverage(tried.values(), known)}\n\n{READING}",
         f"## Claims\n\n{CLAIMS}\n\n{claims(known, tried)}",
-        *(section(study, gone) for study in tried.values()),
+        *(section(study) for study in tried.values()),
         f"## Not run\n\n{not_run(listed.not_run, known)}",
-        f"## Where the numbers come from\n\n{CELLS}\n\n{commits(tried.values(), gone)}\n\n{sources(tried)}",
+        f"## Where the numbers come from\n\n{CELLS}\n\n{commits(tried.values())}\n\n{sources(tried)}",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -102,8 +100,8 @@ def claims(known: Mapping[str, Paper], some: Mapping[str, Study]) -> str:
     return "\n\n".join([f"{len(verdicts)} claims: {counts}.", *parts])
 
 
-def section(study: Study, gone: frozenset[str]) -> str:
-    """A study: its table and what a reader has to know of it. gone: see `Studies`."""
+def section(study: Study) -> str:
+    """A study: its table and what a reader has to know of it."""
     listed, made = study.listed, study.measured
     unit = in_words(made.study.report.metric, made.evaluated).removeprefix("test ")
     about = [f"Command: `{listed.command}`; [the report]({listed.folder}/report.md).", listed.what]
@@ -112,7 +110,7 @@ def section(study: Study, gone: frozenset[str]) -> str:
     if published := bool(compared(study)):
         about.append(f"The difference is that of the {made.reported} from the published number.")
     rows = [
-        [*row(study, method, level, published), ", ".join(dict.fromkeys(commit(run.commit, gone) for run in runs))]
+        [*row(study, method, level, published), ", ".join(dict.fromkeys(commit(run.commit) for run in runs))]
         for (method, level), runs in made.rows.items()
     ]
     heads = ["method", "level", "seeds", *(["published"] if published else []), f"{unit}: last evaluation"]
@@ -141,13 +139,9 @@ def row(study: Study, method: str, level: str, published: bool) -> list[str]:
     return [*texts, settings(runs), mean_of(done, "megabytes"), mean_of(done, "seconds")]
 
 
-def commit(recorded: str, gone: frozenset[str]) -> str:
-    """The first digits of a run's commit, with what a reader has to know of it."""
-    if not recorded:
-        return "unknown"
-    name = recorded.removesuffix(CHANGED)
-    said = [*(["changed"] if name != recorded else []), *(["not here"] if name in gone else [])]
-    return f"`{name[:12]}`" + (f" ({', '.join(said)})" if said else "")
+def commit(recorded: str) -> str:
+    """The first digits of a run's commit."""
+    return f"`{recorded[:12]}`" if recorded else "unknown"
 
 
 def settings(runs: list[Run]) -> str:
@@ -190,17 +184,13 @@ def not_run(some: Iterable[NotRun], known: Mapping[str, Paper]) -> str:
     return table(("paper", "figure or table", "study"), rows)
 
 
-def commits(some: Iterable[Study], gone: frozenset[str]) -> str:
+def commits(some: Iterable[Study]) -> str:
     """How many runs have a commit from which they can be computed again."""
     all_runs = [run for study in some for runs in study.measured.rows.values() for run in runs]
-    unknown = sum(not run.commit for run in all_runs)
-    changed = sum(run.commit.endswith(CHANGED) for run in all_runs)
-    lost = sum(run.commit in gone for run in all_runs)
-    known = len(all_runs) - unknown - changed - lost
+    known = sum(bool(run.commit) for run in all_runs)
     return (
         f"Cells that were computed from a commit of this repository: {known:,} of {len(all_runs):,}. "
-        f"Cells whose commit is unknown: {unknown}; that were computed from sources that had been changed: {changed}; "
-        f"from a commit that is not here: {lost}."
+        f"Cells whose commit is unknown: {len(all_runs) - known}."
     )
 
 

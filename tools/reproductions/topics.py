@@ -22,13 +22,13 @@ PAGES = tuple(RESULTS / f"{name}.md" for name in ("personal", "language"))
 def topic_page(place: Path) -> str:
     """The text of one of the PAGES."""
     listed = topic(place.stem)
-    some, gone = found_of(listed.folders), frozenset(studies().gone)
+    some = found_of(listed.folders)
     parts = [
         f"# {listed.title}",
         MADE,
         listed.intro,
         *("\n".join(f"- {text}" for text in listed.reading) for _ in listed.reading[:1]),
-        *(section(study) if study.measured.clients else page.section(study, gone) for study in some.values()),
+        *(section(study) if study.measured.clients else page.section(study) for study in some.values()),
         f"## Claims\n\n{claims(listed.claims, some)}",
         f"## Published figures\n\n{listed.about_published}",
         *map(published, listed.published),
