@@ -87,4 +87,4 @@ def cell(text: TableCell) -> str:
 
 def escaped(text: str) -> str:
     """A user's text without any effect as Markdown or HTML, and without line breaks."""
-    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|#&~$])", r"\\\1", " ".join(text.split()))
