@@ -298,9 +298,18 @@ class Classification(Workload):
         finally:
             WITHOUT_STORED.reset(token)
 
+    @cached_property
+    def looks_up(self) -> bool:
+        """Whether the network has an embedding, so that numbers among its inputs may be those of rows."""
+        return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in self.outline.modules())
+
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """(B, *shape) in `dtype`: the normalised inputs of the network. Bytes are divided by 255 first."""
+        """(B, *shape) in `dtype`: the normalised inputs of the network. Bytes are divided by 255 first.
+
+        With an embedding it is at least float32: bfloat16 has no odd number above 256, which would be other rows.
+        """
         x = batch["input"]
+        dtype = torch.promote_types(dtype, torch.float32) if self.looks_up else dtype
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
         if self.mean == (0.0,) and self.std == (1.0,):
             return x

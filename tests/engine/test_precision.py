@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.parts.rules import Sgd
@@ -67,6 +68,36 @@ def test_gradients_are_float32s_within_bfloat16s_rounding(model):
     assert half[0].dtype == half[1].dtype == torch.float32
     assert 0 < float((half[0] - full[0]).norm() / full[0].norm()) < 0.1
     assert float((half[1] - full[1]).abs()) < 0.05
+
+
+class Words(nn.Module):
+    """Texts as numbers of words, which is how tables hold them, too: as float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(600, 4), nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.embed(x.long()).mean(1))
+
+
+class Texts(Digits):
+    shape = (5,)
+
+    def build(self) -> nn.Module:
+        return Words()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_an_embedding_reads_the_rows_that_it_is_given(dtype):
+    """bfloat16 has no odd number above 256, so that 301 would be read as 300."""
+    workload, ids = Texts(Mlp(())), torch.tensor([[3, 257, 301, 511, 599]])
+    x = Tree.of(workload.init(0))
+    batch = {"input": ids.to(dtype), "label": torch.tensor([1])}
+    trainer = LocalTrainer(fedavg(Sgd(0.1)), workload, x, precision=torch.bfloat16)
+    gradient, _ = Gradient.forward(x.flat, trainer, x.layout, tuple(batch), *batch.values())
+    rows = Tree(gradient, x.layout)["embed.weight"].abs().sum(1)
+    assert rows.nonzero().flatten().tolist() == ids[0].tolist()
 
 
 @pytest.mark.long
