@@ -133,11 +133,10 @@ def max_pool2d(
     return y
 
 
-LARGEST_MATRIX = 600_000
-"""Newton-Schulz iterations of matrices with more numbers are torch's. They do not fit into a second-level cache, for
-which torch cuts its products into blocks. Whether torch is faster depends on the processor: 1024 x 1024 took 207 ms by
-torch's kernels and 348 ms by ours on an Intel Xeon, and 319 and 203 ms on an AMD EPYC (`python
-benchmarks/newton_schulz.py`)."""
+LARGEST_MATRIX = {torch.float32: 1 << 22, torch.bfloat16: 600_000}
+"""Newton-Schulz iterations of matrices with more numbers are torch's: the compiled ones keep twelve matrices of this
+size, 200 MB. On processors with AMX, torch has faster products of bfloat16 (benchmarks/RESULTS.md, "Newton-Schulz
+iterations")."""
 
 
 def floats(*numbers: float) -> Any:
@@ -167,9 +166,7 @@ def iterated(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> 
     be rounded to it."""
     tensors, (scheme, iterations, dtype) = (v,) if y is None else (v, y), how
     places, factors, largest = numbers_of(parts)
-    if not v.numel() or not iterations or largest > LARGEST_MATRIX:
-        return None
-    if dtype not in (None, torch.float32, torch.bfloat16):
+    if not v.numel() or not iterations or largest > LARGEST_MATRIX.get(dtype or torch.float32, 0):
         return None
     if not supported_alone(*tensors) or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return None

@@ -40,6 +40,17 @@ def test_iterations_are_torchs(shape, scheme, iterations):
         assert float((own - expected).abs().max() / expected.abs().max()) < TOLERANCE[scheme]
 
 
+@pytest.mark.parametrize("shape", [(30, 2100), (1030, 1041), (1041, 1030)])
+def test_long_sums_are_added_in_parts(shape, compiled):
+    """Products have up to 1,024 terms at a time, see orthogonal.h. Some or all sums have more here."""
+    m = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    expected = newton_schulz(m.double(), "classic", 5)
+    with Native().around_steps():
+        own = newton_schulz(m, "classic", 5)
+    assert compiled == [True]
+    assert float((own - expected).abs().max() / expected.abs().max()) < TOLERANCE["classic"]
+
+
 def of_kind(kind: str, rows: int, columns: int) -> torch.Tensor:
     """A matrix whose singular values are alike, fall by four powers of ten, are mostly zero, or with one that is much
     larger than the others; or of which one or three rows are not zero, as of a layer with dead units."""
@@ -235,10 +246,10 @@ def test_other_steps_are_not_taken_in_one_call(rule):
             assert float((own[name] - leaf).abs().max()) < 2e-5 * float(leaf.abs().max())
 
 
-def test_matrices_that_fill_no_cache_are_torchs(monkeypatch, compiled):
+def test_matrices_that_take_much_memory_are_torchs(monkeypatch, compiled):
     m = torch.randn(20, 31)
     expected = newton_schulz(m, "jordan", 5)
-    monkeypatch.setattr(operators, "LARGEST_MATRIX", m.numel() - 1)
+    monkeypatch.setitem(operators.LARGEST_MATRIX, torch.float32, m.numel() - 1)
     with Native().around_steps():
         assert torch.equal(newton_schulz(m, "jordan", 5), expected)
     assert compiled == [False]

@@ -90,13 +90,16 @@ struct Singles {
 
 // y (R, V vectors) = g (R, O) . w (O, V vectors). Only the entries `last` of the last vector are stored. Entries of g
 // are gs floats apart within a row, and its rows gr floats; rows of w and y are ws and ys floats apart. Terms: how
-// entries of g and w are multiplied and added. plus: what is stored for a product, see Plus.
+// entries of g and w are multiplied and added. plus: what is stored for a product, see Plus. more: the sums begin with y.
 template <int R, int V, class Terms = Singles, class After = Plus>
 void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, Mask last, float* y,
-            int64_t ys, const After& plus = {}) {
+            int64_t ys, const After& plus = {}, bool more = false) {
   Lanes a[R][V];
 UNROLL
-  for (int m = 0; m < R * V; m++) a[m / V][m % V] = Lanes{};
+  for (int m = 0; m < R * V; m++) {
+    const Mask of = m % V < V - 1 ? first(LANES) : last;
+    a[m / V][m % V] = more ? load_of(y + m / V * ys + m % V * LANES, of) : Lanes{};
+  }
   for (int64_t o = 0; o < O; o++) {
     Lanes q[V];
 UNROLL

@@ -1,4 +1,4 @@
-// Newton-Schulz iterations of small matrices, x <- a x + (b G + c G^2) x with G = x x^T. One thread.
+// Newton-Schulz iterations, x <- a x + (b G + c G^2) x with G = x x^T. One thread.
 //
 // Some iterations in a row, a group, are done in the space of the m x m matrices: there all matrices are polynomials of
 // the first G, so that they are symmetric and commute. With P = b G + c G^2, an iteration is Q <- a Q + P Q and
@@ -22,6 +22,10 @@
 #include "chain.h"
 
 namespace {
+
+// The largest number of terms of a sum that are added at a time. The columns of w for a tile then fill half of a
+// second-level cache of 512 KB.
+constexpr int64_t TERMS = 1024;
 
 // A factor of a product: rows of words, whose beginnings are `stride` words apart.
 struct Words {
@@ -66,26 +70,51 @@ struct OfRows {
 };
 
 template <int R, class Terms, class After>
-void columns(int64_t V, Words g, Words w, int64_t O, Mask last, float* y, int64_t n, const After& after) {
-#define CALL(k) spread<R, k, Terms>(g.p, g.stride, 1, w.p, w.stride, O, last, y, n, after)
+void columns(int64_t V, Words g, Words w, int64_t O, Mask last, float* y, int64_t n, const After& after, bool more) {
+#define CALL(k) spread<R, k, Terms>(g.p, g.stride, 1, w.p, w.stride, O, last, y, n, after, more)
   BY_VECTORS(V, CALL)
 #undef CALL
 }
 
-// y (rows, n) = after(g (rows, O words) . w (O words, n)); if symmetric, only its lower half is computed.
+// Columns v to v + `most` of y in `times`. more: the sums begin with what y is.
+template <class Terms, class After>
+void column_of_tiles(Words g, Words w, float* y, int64_t rows, int64_t O, int64_t n, int64_t v, const After& after,
+                     bool symmetric, bool more) {
+  constexpr int64_t most = SPREAD_VECTORS * LANES;
+  for (int64_t r = symmetric ? v / SPREAD_ROWS * SPREAD_ROWS : 0; r < rows; r += SPREAD_ROWS) {
+    const int64_t end = symmetric ? std::min(n, r + SPREAD_ROWS) : n;
+    const int64_t left = std::min(end - v, most), V = (left + LANES - 1) / LANES;
+    const Mask last = first(left - (V - 1) * LANES);
+    const Words rows_of_g{g.p + r * g.stride, g.stride};
+#define CALL(k) columns<k, Terms>(V, rows_of_g, w, O, last, y + r * n + v, n, after.at(r, v, n), more)
+    BY_ROWS(rows - r, CALL)
+#undef CALL
+  }
+}
+
+// y (rows, n) = after(g (rows, O words) . w (O words, n)); if symmetric, only its lower half is computed. Long sums
+// are computed in parts, each of which reads a contiguous copy of its part of w: rows of w that are a power of two apart
+// displace each other in the caches. The bits are those of whole sums.
 template <class Terms, class After>
 void times(Words g, Words w, float* y, int64_t rows, int64_t O, int64_t n, const After& after, bool symmetric) {
   constexpr int64_t most = SPREAD_VECTORS * LANES;
-  for (int64_t v = 0; v < n; v += most)
-    for (int64_t r = symmetric ? v / SPREAD_ROWS * SPREAD_ROWS : 0; r < rows; r += SPREAD_ROWS) {
-      const int64_t end = symmetric ? std::min(n, r + SPREAD_ROWS) : n;
-      const int64_t left = std::min(end - v, most), V = (left + LANES - 1) / LANES;
-      const Mask last = first(left - (V - 1) * LANES);
-      const Words rows_of_g{g.p + r * g.stride, g.stride}, columns_of_w{w.p + v, w.stride};
-#define CALL(k) columns<k, Terms>(V, rows_of_g, columns_of_w, O, last, y + r * n + v, n, after.at(r, v, n))
-      BY_ROWS(rows - r, CALL)
-#undef CALL
+  for (int64_t v = 0; v < n; v += most) {
+    if (O < TERMS) {
+      column_of_tiles<Terms>(g, {w.p + v, w.stride}, y, rows, O, n, v, after, symmetric, false);
+      continue;
     }
+    const int64_t width = std::min(n - v, most);
+    float* together = scratch(3, TERMS * most);
+    for (int64_t o = 0; o < O; o += TERMS) {
+      const int64_t terms = std::min(O - o, TERMS);
+      for (int64_t k = 0; k < terms; k++) std::copy_n(w.p + (o + k) * w.stride + v, width, together + k * most);
+      const Words part_of_g{g.p + o, g.stride}, part_of_w{together, most};
+      if (o + terms < O)
+        column_of_tiles<Terms>(part_of_g, part_of_w, y, rows, terms, n, v, Itself{}, symmetric, o > 0);
+      else
+        column_of_tiles<Terms>(part_of_g, part_of_w, y, rows, terms, n, v, after, symmetric, o > 0);
+    }
+  }
 }
 
 // The transpose of a square of LANES vectors. Each of the log2(LANES) rounds moves one bit of the number of a vector to
