@@ -27,7 +27,7 @@ from .options import KeyedCommand, Out, at, overrides, quiet
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Cells that run at the same time (default: the number of processors, or as many as fit a cluster).",
+    help="Processes that run cells (default: the number of processors, or as many as fit a cluster).",
 )
 @click.option("--keep-models", is_flag=True, help="Keep every cell's final model.")
 @at
