@@ -25,7 +25,6 @@ from .inputs import (
     Rate,
     Rises,
     Sooner,
-    Varied,
 )
 from .measured import SUMMARIES, Measured
 
@@ -50,6 +49,12 @@ class Study(NamedTuple):
     paper: Paper | None
 
 
+def seeds_of(claim: Claim, studies: Mapping[str, Study]) -> str:
+    """How many seeds decide a claim, "" if it was not tried."""
+    some = [studies[folder].measured.study for folder in (claim.folder, claim.also) if folder]
+    return str(min(len(study.seeds) for study in some)) if some else ""
+
+
 def verdict(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
     """The verdict on a claim. studies: folder -> study."""
     if claim.folder is None:
@@ -68,8 +73,6 @@ def verdict(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
         return least(criterion, claim.level, some)
     if isinstance(criterion, Chosen):
         return chosen(criterion, some)
-    if isinstance(criterion, Varied):
-        return varied(criterion, some[0].measured)
     if isinstance(criterion, Sooner):
         return sooner(criterion, claim.level, some[0].measured)
     if isinstance(criterion, Rises):
@@ -210,23 +213,6 @@ def chosen(criterion: Chosen, some: list[Study]) -> Verdict:
     same = all(set(found[level]) == {settings} for level, settings in criterion.settings.items())
     told = "; ".join(f"{level}: {' and '.join(dict.fromkeys(texts))}" for level, texts in found.items())
     return Verdict(REPRODUCED if same else NOT_REPRODUCED, "the same settings for every seed", told)
-
-
-def varied(criterion: Varied, measured: Measured) -> Verdict:
-    found = {
-        level: {
-            run.seed: dict(part.rsplit(" ", 1) for part in run.chosen.split(", "))[criterion.setting] for run in runs
-        }
-        for (method, level), runs in measured.rows.items()
-        if method == criterion.method
-    }
-    seeds = set[int]().union(*found.values())
-    different = all(len({chosen[seed] for chosen in found.values() if seed in chosen}) > 1 for seed in seeds)
-    told = "; ".join(f"{level}: {' / '.join(chosen.values())}" for level, chosen in found.items())
-    name = criterion.setting
-    return Verdict(
-        REPRODUCED if different else NOT_REPRODUCED, f"for every seed, more than one {name}", f"{name}, by seed: {told}"
-    )
 
 
 def sooner(criterion: Sooner, level: str | None, measured: Measured) -> Verdict:

@@ -88,13 +88,6 @@ class Chosen(Section):
     settings: dict[str, str]
 
 
-class Varied(Section):
-    """Tuning chooses different values of one setting at the levels: for every seed, not all levels have the same."""
-
-    method: str
-    setting: str
-
-
 class Sooner(Section):
     """The first method reaches each of `values`, of a metric of which lower is better, before all others, for every
     seed. It reaches a value in the round of its first evaluation at or below it."""
@@ -152,7 +145,6 @@ class Claim(Section):
     interval: Interval | None = None
     least: Least | None = None
     chosen: Chosen | None = None
-    varied: Varied | None = None
     sooner: Sooner | None = None
     rises: Rises | None = None
     points: Points | None = None
@@ -168,7 +160,7 @@ class Claim(Section):
     @property
     def criteria(self) -> list[Section]:
         """Its criterion in a list; [] for a claim that was not tried."""
-        found = (self.order, self.near, self.interval, self.least, self.chosen, self.varied, self.sooner, self.points)
+        found = (self.order, self.near, self.interval, self.least, self.chosen, self.sooner, self.points)
         found += (self.rate, self.near_best, self.rises)
         return [criterion for criterion in found if criterion is not None]
 

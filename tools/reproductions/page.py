@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fedfleet.tune.units import in_words, is_share
 
-from .claims import NOT_TRIED, VERDICTS, Study, compared, signed, verdict
+from .claims import NOT_TRIED, VERDICTS, Study, compared, seeds_of, signed, verdict
 from .inputs import RESULTS, NotRun, Paper, Studies, papers, studies
 from .measured import NOT_RECORDED, SUMMARIES, Run, measured, provenance
 
@@ -68,11 +68,14 @@ def coverage(some: Iterable[Study], known: Mapping[str, Paper]) -> str:
         for column in table.columns
         for row in table.rows
     }
-    ours = {(study.paper.paper, *one.place) for study in some if study.paper for one in compared(study) if one.full}
+    pairs = [(study, one) for study in some if study.paper for one in compared(study) if one.full]
+    ours = {(study.paper.paper, *one.place) for study, one in pairs if study.paper}
     assert ours <= published
+    counts = sorted({len(study.measured.study.seeds) for study, _ in pairs})
+    seeds = "one seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
     return (
         f"Of the {len(published)} accuracies that the {len(known)} papers print, {len(ours)} were measured here at the "
-        "paper's number of rounds."
+        f"paper's number of rounds, with {seeds}."
     )
 
 
@@ -93,8 +96,9 @@ def claims(known: Mapping[str, Paper], some: Mapping[str, Study]) -> str:
             verdicts.append(decided.verdict)
             told = f"**{decided.verdict}**" if decided.verdict != NOT_TRIED else decided.verdict
             folder = f"[`{claim.folder}`]({claim.folder}/report.md)" if claim.folder else ""
-            rows.append((claim.says, told, decided.evidence, decided.criterion, folder, claim.remark))
-        heads = ("claim", "verdict", "the cells say", "criterion", "study", "remark")
+            cells = (seeds_of(claim, some), decided.evidence, decided.criterion, folder)
+            rows.append((claim.says, told, *cells, claim.remark))
+        heads = ("claim", "verdict", "seeds", "the cells say", "criterion", "study", "remark")
         parts.append(f"### {paper.paper}\n\n{table(heads, rows)}")
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
     return "\n\n".join([f"{len(verdicts)} claims: {counts}.", *parts])

@@ -11,7 +11,7 @@ from fedfleet.tune.report.served import Row, both, pairs
 from fedfleet.tune.units import factor, is_share
 
 from . import page
-from .claims import Study, verdict, with_interval
+from .claims import Study, seeds_of, verdict, with_interval
 from .inputs import RESULTS, Claim, Elsewhere, studies, topic
 from .measured import measured
 from .page import MADE, mean_and_std, mean_of, t_interval, table
@@ -85,8 +85,9 @@ def claims(some: Iterable[Claim], known: Mapping[str, Study]) -> str:
     rows = []
     for claim in some:
         decided = verdict(claim, known)
-        rows.append((claim.says, f"**{decided.verdict}**", decided.evidence, decided.criterion, claim.remark))
-    return table(("claim", "verdict", "the cells say", "criterion", "remark"), rows)
+        found = (claim.says, f"**{decided.verdict}**", seeds_of(claim, known), decided.evidence, decided.criterion)
+        rows.append((*found, claim.remark))
+    return table(("claim", "verdict", "seeds", "the cells say", "criterion", "remark"), rows)
 
 
 def published(one: Elsewhere) -> str:
