@@ -31,6 +31,7 @@ KINDS = {
     "work": "LOCAL_WORK",
     "attacks": "ATTACKS",
     "mechanisms": "MECHANISMS",
+    "kernels": "KERNELS",
     "experiments": "",
     "studies": "",
 }
