@@ -662,6 +662,12 @@ def test_what_decided_is_said(tmp_path: Path, tune: dict[str, Any], says: str):
     assert chosen_by(study).endswith(says)
 
 
+def test_trials_of_a_workload_without_test_rows_are_not_said_to_have_any(tmp_path: Path):
+    experiment = {"workload": "linear", "federation": {"clients": 20, "cohort": 20}, "evaluate": {"every": 1}}
+    study = load(written(tmp_path, tune={"each": "level"}, experiment=experiment, axes={}))
+    assert chosen_by(study) == "by the reported metric on the training rows"
+
+
 def test_published_numbers_have_the_digits_of_the_metric(found: Findings):
     runs = [run._replace(final=1.2345678) for run in found.runs]
     published = Published(values={"FedMuon-BC": {"β = 10": 0.0456}})

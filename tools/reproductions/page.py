@@ -72,10 +72,10 @@ def coverage(some: Iterable[Study], known: Mapping[str, Paper]) -> str:
     ours = {(study.paper.paper, *one.place) for study, one in pairs if study.paper}
     assert ours <= published
     counts = sorted({len(study.measured.study.seeds) for study, _ in pairs})
-    seeds = "one seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
+    seeds = ", with one seed" if counts == [1] else f", with {' or '.join(map(str, counts))} seeds" if counts else ""
     return (
         f"Of the {len(published)} accuracies that the {len(known)} papers print, {len(ours)} were measured here at the "
-        f"paper's number of rounds, with {seeds}."
+        f"paper's number of rounds{seeds}."
     )
 
 

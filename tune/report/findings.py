@@ -15,7 +15,7 @@ from ...engine.records.metrics import on_validation
 from .. import units
 from ..by_client import ByClient
 from ..run_files import column, data_in_part, privacy_spent, read_columns, read_table, same, versions_of
-from ..study.cells import Cell, grids_of, group_of, levels, trial_of, trials
+from ..study.cells import Cell, grids_of, group_of, levels, planned, trial_of, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
 from .served import Row, Served, served
@@ -248,7 +248,7 @@ def chosen_by(study: Study) -> str:
     tune, own = study.tune, study.deciding == study.report.metric
     text = "by the reported metric" if own else f"by {study.deciding}"
     if on_validation(study.deciding) and not study.deciding.startswith("eval/clients/"):
-        text += " on the test set"
+        text += f" on the {rows}" if (rows := decided_on(study)) else ""
     elif on_validation(study.report.metric) == study.deciding:
         text = f"by {units.in_words(study.deciding)}{by_others(study)}"
         text += f", on {100 * study.validation:.3g}% of each client's rows"
@@ -260,6 +260,16 @@ def chosen_by(study: Study) -> str:
     if (rounds := study.trial_rounds) is not None:
         text += f", in trials of {rounds} round{'s' * (rounds > 1)}"
     return text
+
+
+def decided_on(study: Study) -> str:
+    """The rows on which trials without rows for validation are evaluated; "" for an objective, which has no rows."""
+    workloads = [
+        planned(study, method, at, study.seeds[0]).get("workload")
+        for method in study.methods
+        for _, at in levels(study)
+    ]
+    return {"test": "test set", "training": "training rows"}.get(units.evaluated_rows(workloads), "")
 
 
 def by_others(study: Study) -> str:
