@@ -6,9 +6,9 @@
     rule         one message takes the place of all of them; by default the mean        (`Aggregator`)
     noise        random numbers are added to the sums of the messages                   (`Noise`)
 
-What the stage gives is handed to `Algorithm.server_update` as the mean message, so that a method whose server uses it as a
-model's change works with every rule. A rule acts on vectors. A vector is a floating leaf of `delta`, `sent`, `averaged` or `norm2`; see
-`Aggregator.vectors`.
+What the stage gives is handed to `Algorithm.server_update` as the mean message, so that every method works with every
+rule, unless its server needs more than one message in the place of the mean. A rule acts on vectors. A vector is a
+floating leaf of `delta`, `sent`, `averaged` or `norm2`; see `Aggregator.vectors`.
 The S messages of a round are the rows of a matrix (S, P) for each vector, in ascending client number.
 
 There are two ways through the stage. If all parts are additive (the mean, a bound on each message, noise on the sum),
