@@ -7,8 +7,8 @@
     noise        random numbers are added to the sums of the messages                   (`Noise`)
 
 What the stage gives is handed to `Algorithm.server_update` as the mean message, so that every method works with every
-rule, unless its server needs more than one message in the place of the mean. A rule acts on vectors. A vector is a
-floating leaf of `delta`, `sent`, `averaged` or `norm2`; see `Aggregator.vectors`.
+rule, but for those whose server needs a mean, compares the messages by itself, or gets none. A rule acts on vectors. A
+vector is a floating leaf of `delta`, `sent`, `averaged` or `norm2`; see `Aggregator.vectors`.
 The S messages of a round are the rows of a matrix (S, P) for each vector, in ascending client number.
 
 There are two ways through the stage. If all parts are additive (the mean, a bound on each message, noise on the sum),

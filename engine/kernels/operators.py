@@ -134,9 +134,9 @@ def max_pool2d(
 
 
 LARGEST_MATRIX = {torch.float32: 1 << 22, torch.bfloat16: 600_000}
-"""Newton-Schulz iterations of matrices with more numbers are torch's: the compiled ones keep twelve matrices of this
-size, 200 MB. On processors with AMX, torch has faster products of bfloat16 (benchmarks/RESULTS.md, "Newton-Schulz
-iterations")."""
+"""The dtype in which Newton-Schulz iterations are asked for -> the most numbers of a matrix. Larger matrices, and other
+dtypes, are left to torch. The compiled iterations need the memory of twelve matrices, 200 MB at most. On processors
+with AMX, torch has faster products of bfloat16 (benchmarks/RESULTS.md, "Newton-Schulz iterations")."""
 
 
 def floats(*numbers: float) -> Any:
