@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -50,6 +51,31 @@ def test_parameter_counts(model: Model, shape, classes, count):
         module = model.build(shape, classes)
     assert sum(value.numel() for value in module.parameters()) == count
     assert [name for name, _ in module.named_buffers()] == list(buffers_of(module))
+
+
+def with_relu_first(network: nn.Module) -> nn.Module:
+    """The same layers, each pooling after the ReLU that follows it here."""
+    layers = list(network.named_children())
+    for at in range(len(layers) - 1):
+        if isinstance(layers[at][1], nn.MaxPool2d) and isinstance(layers[at + 1][1], nn.ReLU):
+            layers[at], layers[at + 1] = layers[at + 1], layers[at]
+    assert [name for name, _ in layers] != [name for name, _ in network.named_children()]
+    return nn.Sequential(OrderedDict(layers))
+
+
+@pytest.mark.parametrize("model", [Cnn4(), Cnn8(), Cnn4("none"), FemnistCnn()], ids=str)
+def test_pooling_before_relu_has_the_bits_of_the_papers_order(model: Model):
+    """On images with pixels that are equal, and with one that is not a number."""
+    network = model.build((1, 20, 17), 4)
+    x = torch.randint(-1, 2, (5, 1, 20, 17), generator=torch.Generator().manual_seed(0)).float()
+    x[0, 0, 3, 3] = torch.nan
+    found = []
+    for each in (network, with_relu_first(network)):
+        y = each.eval()(x)  # in training the mean of the batch would be NaN
+        found.append([y, *torch.autograd.grad(y[1:].square().sum(), list(each.parameters()))])
+    for own, papers in zip(*found, strict=True):
+        assert torch.equal(own.nan_to_num(9.0), papers.nan_to_num(9.0))
+        assert papers[1:].any()
 
 
 SMALL = [

@@ -3,6 +3,9 @@
 CNN4, CNN8 and CNN10 use BatchNorm by default, as the code of their paper does. ResNet-18 is in use in both forms.
 BatchNorm and GroupNorm have the same number of parameters (one scale and one shift per channel), so the numbers of
 parameters are those of the papers in either form.
+
+Max pooling comes before the ReLU that the papers have before it. ReLU keeps the order of numbers, so that values and
+gradients have the same bits, and after pooling it has a quarter of the numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ STAGES = {
     "cnn8": ((32, 32), (64, 64), (128, 128), (256, 256)),
     "cnn10": ((32, 32), (64, 64), (128, 128), (256, 256), (512, 512)),
 }
-"""Channels of the convolutions; 2 x 2 max pooling follows each group."""
+"""Channels of the convolutions; each group has 2 x 2 max pooling at its end."""
 
 SPREAD = 0.01
 """Standard deviation of the initial weights of convolutions and of the last layer, in the code of Li et al. 2025."""
@@ -59,13 +62,14 @@ def stacked(name: str, shape: tuple[int, ...], classes: int, net: Normalised) ->
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, number = shape[0], 0
     for stage, widths in enumerate(STAGES[name], 1):
-        for width in widths:
+        for place, width in enumerate(widths, 1):
             number += 1
             layers[f"conv{number}"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
             layers[f"norm{number}"] = net.layer(width)
+            if place == len(widths):
+                layers[f"pool{stage}"] = nn.MaxPool2d(2)
             layers[f"relu{number}"] = nn.ReLU()
             channels = width
-        layers[f"pool{stage}"] = nn.MaxPool2d(2)
     height, width = (side // 2 ** len(STAGES[name]) for side in shape[1:])
     layers["flat"] = nn.Flatten()
     layers["out"] = nn.Linear(channels * height * width, classes, bias=False)
@@ -120,8 +124,8 @@ class FemnistCnn(Model):
                 conv1=nn.Conv2d(channels, 32, 3),
                 relu1=nn.ReLU(),
                 conv2=nn.Conv2d(32, 64, 3),
-                relu2=nn.ReLU(),
                 pool=nn.MaxPool2d(2),
+                relu2=nn.ReLU(),
                 drop1=Dropout(self.dropout[0]),
                 flat=nn.Flatten(),
                 fc=nn.Linear(flat, 128),
