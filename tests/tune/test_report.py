@@ -603,10 +603,13 @@ def test_runs_that_did_not_finish_are_in_no_table(found: Findings):
     assert by_title["Costs"][1][1].endswith("± 0.0")
 
 
-@pytest.mark.parametrize(("over", "chosen"), [(1, "– (1 of 4 trials)"), (4, "rule.lr 0.1")])
+NO_VALUE = "the first point, since no trial has a value"
+
+
+@pytest.mark.parametrize(("over", "chosen"), [(1, "– (1 of 4 trials)"), (4, f"rule.lr 0.1 ({NO_VALUE})")])
 def test_a_choice_is_made_when_all_its_trials_have_ended(tmp_path: Path, over: int, chosen: str):
     """A choice for both seeds of a level, from two points, in the folder of a study that was interrupted. The
-    trial with the chosen point is the cell."""
+    trial with the chosen point is the cell. No trial was evaluated, as if all of them had diverged."""
     folder = StudyFolder(tmp_path / "study")
     folder.keep(load(written(tmp_path, tune={"each": "level"})))
     for number, cell in enumerate(trials(folder.study)):
@@ -630,7 +633,7 @@ def test_the_shorter_trials_of_a_reduced_study_make_its_choices(tmp_path: Path):
     for cell in trials(folder.study):
         folder.of(cell).mkdir(parents=True)
         (folder.of(cell) / "result.json").write_text('{"rounds": 2}')
-    assert undecided(folder, folder.study) == {}
+    assert {(why.why, why.over) for why in undecided(folder, folder.study).values()} == {(NO_VALUE, True)}
 
 
 def test_every_set_of_versions_is_said_once(tmp_path: Path):

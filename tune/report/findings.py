@@ -52,6 +52,13 @@ class MeasuredRun(NamedTuple):
         return math.nan if self.points is None or self.points.clock is None else float(self.points.clock[-1])
 
 
+class Undecided(NamedTuple):
+    """Why no point of its grids is chosen for a cell. `over`: whether all trials have ended, and none has a value."""
+
+    why: str
+    over: bool
+
+
 @dataclass(frozen=True)
 class Findings:
     """What a report shows. `axes`: name -> labels in order; `places`: the levels; `trials`: the runs of tuning;
@@ -181,7 +188,7 @@ def findings(folder: StudyFolder) -> Findings:
 
     def by(report_of: Callable[[str], Report]) -> list[MeasuredRun]:
         runs = [run_of(folder, cell, report_of(cell.method)) for cell in cells]
-        return [without_choice(run, open_choices.get((run.method, run.place, run.seed), "")) for run in runs]
+        return [without_choice(run, open_choices.get((run.method, run.place, run.seed))) for run in runs]
 
     runs = by(study.report_of)
     tried = [run_of(folder, cell, study.decided_by(cell.method)) for cell in trials(study)]
@@ -207,30 +214,40 @@ def findings(folder: StudyFolder) -> Findings:
     return replace(found, others=tuple(others))
 
 
-def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int], str]:
-    """(method, level, seed) of the cells some of whose deciding trials have not ended -> "3 of 6 trials"."""
-    found: dict[tuple[str, Place, int], str] = {}
+def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int], Undecided]:
+    """(method, level, seed) -> what is said of the cells for which no point of their grids has been chosen."""
+    found: dict[tuple[str, Place, int], Undecided] = {}
     for method in study.methods if study.tune.each != "none" else ():
-        deciding: dict[Any, dict[str, Cell]] = {}
+        deciding: dict[Any, list[list[Cell]]] = {}
         for place, seed, offered in grids_of(study, method, study.tune.seeds or study.seeds):
-            group = deciding.setdefault(group_of(study, place, seed), {})
             short = [trial_of(cell, study) for cell in offered if len(offered) > 1]
-            group.update((cell.key, cell) for cell in short)
-        over = {
-            group: sum(folder.status(cell) != MISSING for cell in wanted.values()) for group, wanted in deciding.items()
-        }
+            deciding.setdefault(group_of(study, place, seed), []).append(short)
+        of_group = {group: why_undecided(runs, folder, study) for group, runs in deciding.items()}
         for place, _ in levels(study):
             for seed in study.seeds:
-                group = group_of(study, place, seed)
-                if over[group] < (total := len(deciding[group])):
-                    found[method, place, seed] = f"{over[group]} of {total} trials"
+                if why := of_group[group_of(study, place, seed)]:
+                    found[method, place, seed] = why
     return found
 
 
-def without_choice(run: MeasuredRun, trials: str) -> MeasuredRun:
-    """The run without a choice that its trials have not made yet. trials: how many of them have ended, or ""."""
-    if not trials:
+def why_undecided(runs: list[list[Cell]], folder: StudyFolder, study: Study) -> Undecided | None:
+    """Why no point is chosen, None if one is. runs: the trials of all points, for each level and seed that decide."""
+    wanted = {cell.key: cell for run in runs for cell in run}
+    ended = sum(folder.status(cell) != MISSING for cell in wanted.values())
+    if ended < len(wanted):
+        return Undecided(f"{ended} of {len(wanted)} trials", over=False)
+    if wanted and not any(math.isfinite(folder.score(cell, study)) for cell in wanted.values()):
+        return Undecided("the first point, since no trial has a value", over=True)
+    return None
+
+
+def without_choice(run: MeasuredRun, undecided: Undecided | None) -> MeasuredRun:
+    """The run without a choice that its trials have not made."""
+    if undecided is None:
         return run
+    if undecided.over:
+        return run._replace(chosen=f"{run.chosen} ({undecided.why})")
+    trials = undecided.why
     return MeasuredRun(run.method, run.place, run.seed, MISSING, f"{trials} have ended", chosen=f"– ({trials})")
 
 
