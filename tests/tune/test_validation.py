@@ -21,7 +21,7 @@ from fedfleet.tune.report.findings import chosen_by, findings
 from fedfleet.tune.report.sensitivity import grids
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.study.cells import Cell, cells, trials
-from fedfleet.tune.study.check import check_metrics, checked, with_direction
+from fedfleet.tune.study.check import check_held_out, check_metrics, checked, with_direction
 from fedfleet.tune.study.folder import StudyFolder
 from fedfleet.tune.study.kept_results import check_restored
 from fedfleet.tune.study.searches import searches
@@ -99,6 +99,16 @@ def test_rows_that_trials_cannot_hold_out_are_refused_before_they_run(tune: dict
         return
     with pytest.raises(ConfigError, match=r"^tune\.validation: no client has a row for it, got clients of 1 rows"):
         checked(made)
+
+
+@pytest.mark.parametrize("given", [{"metric": "train/loss"}, {"report": "server/lr"}])
+def test_trials_that_would_hold_rows_out_and_not_decide_by_them_are_refused(given: dict[str, str]):
+    made = of(0.0, validation=0.2, **{key: value for key, value in given.items() if key == "metric"})
+    if "report" in given:
+        made = made.model_copy(update={"report": made.report.model_copy(update={"metric": given["report"]})})
+    why = rf"^tune\.validation: {next(iter(given.values()))} would decide, .* got 0\.2; set tune\.metric to a column"
+    with pytest.raises(ConfigError, match=why):
+        check_held_out(made)
 
 
 def test_a_study_without_trials_goes_on_from_what_was_kept(tmp_path: Path):

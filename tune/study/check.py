@@ -122,6 +122,12 @@ def check_held_out(study: Study) -> None:
     """
     if not study.tune.validation or not (trials(study) or searches(study)):
         return
+    for method in study.methods:
+        if "validation_" not in (deciding := study.deciding_of(method)):
+            raise ConfigError(
+                f"tune.validation: {deciding} would decide, which is not measured on the rows that trials hold out, got "
+                f"{study.tune.validation}; set tune.metric to a column such as eval/validation_loss, or leave it out"
+            )
     dealt = set[str]()
     for place, at in levels(study):
         method = next(iter(study.methods))
