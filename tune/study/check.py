@@ -125,7 +125,7 @@ def check_held_out(study: Study) -> None:
     for method in study.methods:
         if "validation_" not in (deciding := study.deciding_of(method)):
             raise ConfigError(
-                f"tune.validation: {deciding} would decide, which is not measured on the rows that trials hold out, got "
+                f"tune.validation: {deciding} would decide, which is not measured on the rows that are held out, got "
                 f"{study.tune.validation}; set tune.metric to a column such as eval/validation_loss, or leave it out"
             )
     dealt = set[str]()
