@@ -218,11 +218,12 @@ def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int],
     """(method, level, seed) -> what is said of the cells for which no point of their grids has been chosen."""
     found: dict[tuple[str, Place, int], Undecided] = {}
     for method in study.methods if study.tune.each != "none" else ():
-        deciding: dict[Any, list[list[Cell]]] = {}
+        deciding: dict[Any, dict[str, Cell]] = {}
         for place, seed, offered in grids_of(study, method, study.tune.seeds or study.seeds):
+            group = deciding.setdefault(group_of(study, place, seed), {})
             short = [trial_of(cell, study) for cell in offered if len(offered) > 1]
-            deciding.setdefault(group_of(study, place, seed), []).append(short)
-        of_group = {group: why_undecided(runs, folder, study) for group, runs in deciding.items()}
+            group.update((cell.key, cell) for cell in short)
+        of_group = {group: why_undecided([*wanted.values()], folder, study) for group, wanted in deciding.items()}
         for place, _ in levels(study):
             for seed in study.seeds:
                 if why := of_group[group_of(study, place, seed)]:
@@ -230,13 +231,12 @@ def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int],
     return found
 
 
-def why_undecided(runs: list[list[Cell]], folder: StudyFolder, study: Study) -> Undecided | None:
-    """Why no point is chosen, None if one is. runs: the trials of all points, for each level and seed that decide."""
-    wanted = {cell.key: cell for run in runs for cell in run}
-    ended = sum(folder.status(cell) != MISSING for cell in wanted.values())
-    if ended < len(wanted):
-        return Undecided(f"{ended} of {len(wanted)} trials", over=False)
-    if wanted and not any(math.isfinite(folder.score(cell, study)) for cell in wanted.values()):
+def why_undecided(deciding: list[Cell], folder: StudyFolder, study: Study) -> Undecided | None:
+    """Why no point is chosen, None if one is. deciding: the trials that choose it; none for a single point."""
+    ended = sum(folder.status(cell) != MISSING for cell in deciding)
+    if ended < len(deciding):
+        return Undecided(f"{ended} of {len(deciding)} trials", over=False)
+    if deciding and not any(math.isfinite(folder.score(cell, study)) for cell in deciding):
         return Undecided("the first point, since no trial has a value", over=True)
     return None
 

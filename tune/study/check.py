@@ -116,7 +116,7 @@ def check_metrics(study: Study) -> None:
 
 
 def check_held_out(study: Study) -> None:
-    """Raise ConfigError if trials cannot hold out the rows by which `tune.validation` has them choose.
+    """Raise ConfigError if trials cannot hold out the rows of `tune.validation`, or would not decide by them.
 
     The rows are dealt to the clients once for each workload and number of clients.
     """
