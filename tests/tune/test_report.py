@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fedfleet.engine.config.registry import Registry
@@ -33,6 +35,7 @@ from fedfleet.tune.report.findings import Findings, MeasuredRun, chosen_by, fact
 from fedfleet.tune.report.sensitivity import LINES, grids
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
 from fedfleet.tune.report.tables import privacy, spread_as_text, tables
+from fedfleet.tune.run_files import ADDED_UP
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.report import page_of as search_page
 from fedfleet.tune.search.trial_store import Trial
@@ -603,7 +606,7 @@ def test_runs_that_did_not_finish_are_in_no_table(found: Findings):
     assert by_title["Costs"][1][1].endswith("± 0.0")
 
 
-NO_VALUE = "the first point, since no trial has a value"
+NO_VALUE = "the first point, since none has a value in all its trials"
 
 
 @pytest.mark.parametrize(("over", "chosen"), [(1, "– (1 of 4 trials)"), (4, f"rule.lr 0.1 ({NO_VALUE})")])
@@ -624,6 +627,21 @@ def test_a_choice_is_made_when_all_its_trials_have_ended(tmp_path: Path, over: i
     assert found.unfinished == f"This study is not finished: {ended} have ended."
     assert found.unfinished in write_report(folder)
     assert found.unfinished in (folder.path / "report.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("seeds", "chosen"), [([1], f"rule.lr 0.1 ({NO_VALUE})"), ([0, 1], "rule.lr 0.01")])
+def test_a_point_with_a_value_for_some_of_the_seeds_is_not_chosen(tmp_path: Path, seeds: list[int], chosen: str):
+    """The first point has a value for seed 0 only, the second one for `seeds`."""
+    folder = StudyFolder(tmp_path / "study")
+    folder.keep(load(written(tmp_path, tune={"each": "level"})))
+    for cell in trials(folder.study):
+        folder.of(cell).mkdir(parents=True)
+        (folder.of(cell) / "result.json").write_text('{"rounds": 6}')
+        if cell.seed in ([0] if cell.settings["method.rule.lr"] == 0.1 else seeds):
+            columns = {"round": [6], "eval/accuracy": [0.5], **{name: [1.0] for name in ADDED_UP}}
+            pq.write_table(pa.table(columns), folder.of(cell) / "rounds.parquet")
+    table = next(table for table in tables(findings(folder)) if table.title == "Settings")
+    assert cells(table)[0] == ["FedAvg", "beta = 0.5", chosen]
 
 
 def test_the_shorter_trials_of_a_reduced_study_make_its_choices(tmp_path: Path):

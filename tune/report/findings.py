@@ -15,7 +15,7 @@ from ...engine.records.metrics import on_validation
 from .. import units
 from ..by_client import ByClient
 from ..run_files import column, data_in_part, privacy_spent, read_columns, read_table, same, versions_of
-from ..study.cells import Cell, grids_of, group_of, levels, planned, trial_of, trials
+from ..study.cells import Cell, deciding, grids_of, group_of, levels, mean_scores, planned, trial_of, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
 from .served import Row, Served, served
@@ -53,7 +53,8 @@ class MeasuredRun(NamedTuple):
 
 
 class Undecided(NamedTuple):
-    """Why no point of its grids is chosen for a cell. `over`: whether all trials have ended, and none has a value."""
+    """Why no point of its grids is chosen for a cell. `over`: whether all trials have ended, and no point has a value
+    in all of its own."""
 
     why: str
     over: bool
@@ -218,12 +219,8 @@ def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int],
     """(method, level, seed) -> what is said of the cells for which no point of their grids has been chosen."""
     found: dict[tuple[str, Place, int], Undecided] = {}
     for method in study.methods if study.tune.each != "none" else ():
-        deciding: dict[Any, dict[str, Cell]] = {}
-        for place, seed, offered in grids_of(study, method, study.tune.seeds or study.seeds):
-            group = deciding.setdefault(group_of(study, place, seed), {})
-            short = [trial_of(cell, study) for cell in offered if len(offered) > 1]
-            group.update((cell.key, cell) for cell in short)
-        of_group = {group: why_undecided([*wanted.values()], folder, study) for group, wanted in deciding.items()}
+        tried = grids_of(study, method, study.tune.seeds or study.seeds)
+        of_group = {group: why_undecided(runs, folder, study) for group, runs in deciding(study, tried).items()}
         for place, _ in levels(study):
             for seed in study.seeds:
                 if why := of_group[group_of(study, place, seed)]:
@@ -231,13 +228,17 @@ def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int],
     return found
 
 
-def why_undecided(deciding: list[Cell], folder: StudyFolder, study: Study) -> Undecided | None:
-    """Why no point is chosen, None if one is. deciding: the trials that choose it; none for a single point."""
-    ended = sum(folder.status(cell) != MISSING for cell in deciding)
-    if ended < len(deciding):
-        return Undecided(f"{ended} of {len(deciding)} trials", over=False)
-    if deciding and not any(math.isfinite(folder.score(cell, study)) for cell in deciding):
-        return Undecided("the first point, since no trial has a value", over=True)
+def why_undecided(runs: list[list[Cell]], folder: StudyFolder, study: Study) -> Undecided | None:
+    """Why no point is chosen, None if one is. runs: the points of each level and seed that decide."""
+    if len(runs[0]) == 1:
+        return None
+    tried = [trial_of(cell, study) for run in runs for cell in run]
+    wanted = {trial.key: trial for trial in tried}
+    ended = sum(folder.status(trial) != MISSING for trial in wanted.values())
+    if ended < len(wanted):
+        return Undecided(f"{ended} of {len(wanted)} trials", over=False)
+    if not any(map(math.isfinite, mean_scores(runs, study, lambda trial: folder.score(trial, study)))):
+        return Undecided("the first point, since none has a value in all its trials", over=True)
     return None
 
 

@@ -379,10 +379,8 @@ def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
     if score is None:
         yield from (run[0] for _, _, run in offered)
         return
-    deciding: dict[Any, list[list[Cell]]] = {}
-    for place, seed, run in grids_of(study, method, study.tune.seeds) if study.tune.seeds else offered:
-        deciding.setdefault(group_of(study, place, seed), []).append(run)
-    chosen = {group: best(runs, study, score) for group, runs in deciding.items()}
+    tried = grids_of(study, method, study.tune.seeds) if study.tune.seeds else offered
+    chosen = {group: best(runs, study, score) for group, runs in deciding(study, tried).items()}
     for place, seed, run in offered:
         yield run[chosen[group_of(study, place, seed)]]
 
@@ -411,15 +409,29 @@ def group_of(study: Study, place: tuple[str, ...], seed: int) -> Any:
     return (place, seed) if study.tune.each == "cell" and study.tune.seeds is None else place
 
 
+def deciding(study: Study, tried: list[tuple[tuple[str, ...], int, list[Cell]]]) -> dict[Any, list[list[Cell]]]:
+    """Group -> the points of each level and seed that decide which one its cells take. tried: as of `grids_of`."""
+    groups: dict[Any, list[list[Cell]]] = {}
+    for place, seed, run in tried:
+        groups.setdefault(group_of(study, place, seed), []).append(run)
+    return groups
+
+
 def best(runs: list[list[Cell]], study: Study, score: Score) -> int:
     """The number of the point with the best mean score, the first one of those whose means are the `same`.
 
-    runs: the points of each level and seed that decide. A point without a score in one of them counts as -inf.
+    runs: the points of each level and seed that decide.
     """
     if len(runs[0]) == 1:
         return 0
+    values = mean_scores(runs, study, score)
+    return next(number for number, value in enumerate(values) if same(value, max(values)))
+
+
+def mean_scores(runs: list[list[Cell]], study: Study, score: Score) -> list[float]:
+    """The mean score of every point over the levels and seeds that decide, -inf if it has none in one of them."""
     values = []
     for point in zip(*runs, strict=True):
         scores = [score(trial_of(cell, study)) for cell in point]
         values.append(sum(scores) / len(scores) if all(map(math.isfinite, scores)) else -math.inf)
-    return next(number for number, value in enumerate(values) if same(value, max(values)))
+    return values
