@@ -73,8 +73,8 @@ def convert(module: nn.Module, norm: Literal["batch", "group"] = "batch", groups
 
     The module itself is changed, unless it is replaced as a whole. Parameters keep their names and values, running
     statistics too, but for the counts of batches. norm: what takes the place of torch's BatchNorm: "batch", which
-    computes the same, and whose running statistics the server averages, or "group", GroupNorm with at most so many
-    `groups` of channels as divide their number, in which rows are normalised by themselves.
+    computes the same, and whose running statistics the server averages, or "group", GroupNorm with `groups` of
+    channels, or the greatest common divisor of that and their number, in which rows are normalised by themselves.
 
     Raises ValueError, with the name of the module, for what cannot be converted: a BatchNorm with momentum=None or
     with a forward of its own, an InstanceNorm with running statistics, dropout between the layers of nn.LSTM, nn.GRU
