@@ -112,10 +112,6 @@ def test_a_report_is_what_the_cells_say(file: Path, tmp_path: Path):
     assert (file.parent / "report.md").read_text("utf-8") == text, "write it with fedfleet report"
 
 
-EARLIER = {"fedmud-fmnist-dirichlet"}
-"""The folder of an earlier version, which recorded neither commit nor data. No other one may join it."""
-
-
 def test_every_folder_has_cells():
     reports = {path.parent.name for path in RESULTS.glob("*/report.md")}
     assert reports == {file.parent.name for file in FILES}
@@ -124,32 +120,28 @@ def test_every_folder_has_cells():
 @pytest.mark.parametrize("file", FILES, ids=[file.parent.name for file in FILES])
 def test_every_cell_says_where_it_comes_from(file):
     """Commit, processor, cards, threads, versions, and the digests of the data and of word vectors that it reads."""
-    earlier = set[bool]()
     for line in (line for line in read_lines(file) if "key" in line):
         found, config = line["environment"], yaml.safe_load(line["config"])
         assert not re.search(r"(^|\s)(/|~)", line["config"]), "files have no folders, which are of one machine"
         assert found["python"]
         assert found["processor"]
         assert {"fedfleet", "torch", "numpy"} <= {name for name, version in found["packages"].items() if version}
-        assert config["engine"]["threads"] == found.get("threads", config["engine"]["threads"]) >= 1
-        earlier.add("commit" not in found)
-        if "commit" in found:
-            assert re.fullmatch("[0-9a-f]{40}", found["commit"]), "the sources must not differ from the commit"
-            assert isinstance(found["cards"], list)
-            assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in found["data"].values())
-            made = {"quadratic", "linear", "saddle"}  # by these, from a seed
-            made.add("digits")  # whose file earlier versions did not record
-            assert found["data"] or base_workload(config["workload"]) in made
-            assert ("word vectors" in found["data"]) == bool(re.search(r"glove: (?!null)", line["config"]))
-    assert earlier == {file.parent.name in EARLIER}
+        assert config["engine"]["threads"] == found["threads"] >= 1
+        assert re.fullmatch("[0-9a-f]{40}", found["commit"]), "the sources must not differ from the commit"
+        assert isinstance(found["cards"], list)
+        assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in found["data"].values())
+        made = {"quadratic", "linear", "saddle"}  # by these, from a seed
+        made.add("digits")  # whose file earlier versions did not record
+        assert found["data"] or base_workload(config["workload"]) in made
+        assert ("word vectors" in found["data"]) == bool(re.search(r"glove: (?!null)", line["config"]))
 
 
 @pytest.mark.long
 def test_commits_are_in_the_repository():
     """A branch that is rebased after a run leaves a commit in the cells that nobody else has."""
-    recorded = {line["environment"].get("commit", "") for file in FILES for line in read_lines(file) if "key" in line}
+    recorded = {line["environment"]["commit"] for file in FILES for line in read_lines(file) if "key" in line}
     if own_commit() and git(RESULTS, "rev-parse", "--is-shallow-repository") == "false":
-        assert recorded - {""} <= set(git(RESULTS, "rev-list", "HEAD").split())
+        assert recorded <= set(git(RESULTS, "rev-list", "HEAD").split())
 
 
 def test_the_page_says_whether_a_commit_is_known():
@@ -161,9 +153,7 @@ def test_the_page_says_whether_a_commit_is_known():
     text = section(some)
     said = [line.split(" | ")[-1] for line in text.splitlines() if line[:3] in {f"| {n}" for n in range(9)}]
     assert said == [f"{told} |" for told in commits.values()]
-    assert sentence_on_commits([some]) == (
-        "Cells that were computed from a commit of this repository: 1 of 2. Cells whose commit is unknown: 1."
-    )
+    assert sentence_on_commits([some]) == "Cells that were computed from a commit of this repository: 1 of 2."
 
 
 @pytest.mark.parametrize("folder", ["scaffold-momentum", "scaffold-networks"])

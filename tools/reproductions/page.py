@@ -22,8 +22,7 @@ cent; of other metrics lower is better. A run has three summaries: its last eval
 evaluations, and its best evaluation, which is better the more evaluations there are. ± is the standard deviation over
 seeds, and the 95 % interval that of the mean of the last evaluations, by Student's t; one seed has neither. Settings
 were tuned on the test set that is reported, unless a study says otherwise. Seconds are those of a run's rounds on a
-machine that had other work. The commit is that of the sources which computed a row. Where earlier versions did not
-record it, it is "unknown", and the command computes the row again only with other sources.
+machine that had other work. The commit is that of the sources which computed a row.
 The [last section](#where-the-numbers-come-from) has the processor, the threads, the versions and the data of every
 study."""
 
@@ -192,10 +191,7 @@ def commits(some: Iterable[Study]) -> str:
     """How many runs have a commit from which they can be computed again."""
     all_runs = [run for study in some for runs in study.measured.rows.values() for run in runs]
     known = sum(bool(run.commit) for run in all_runs)
-    return (
-        f"Cells that were computed from a commit of this repository: {known:,} of {len(all_runs):,}. "
-        f"Cells whose commit is unknown: {len(all_runs) - known}."
-    )
+    return f"Cells that were computed from a commit of this repository: {known:,} of {len(all_runs):,}."
 
 
 def sources(some: Mapping[str, Study]) -> str:
