@@ -26,13 +26,12 @@ from fedfleet.tune.units import base_workload, evaluated_rows, factor
 
 SUMMARIES = ("last", "last 5", "best")
 """The ways in which a run's evaluations become one value: the last one, the mean of the last five, the best one."""
-NOT_RECORDED = "not recorded"
 
 
 class Run(NamedTuple):
     """One cell. values: summary -> value in the unit of the tables, {} for a run without a result; reported: the value
     that the study's report has; best_round: the round of the best evaluation; megabytes: that all clients sent;
-    evaluations: the metric after each of them, as it was recorded; commit: of the sources, "" if it was not recorded;
+    evaluations: the metric after each of them, as it was recorded; commit: of the sources;
     points: the evaluations with their costs; reason: why there is no result; privacy: what the run cost."""
 
     seed: int
@@ -141,7 +140,7 @@ def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
     result, rounds = folder.result(cell), cell.data["federation"]["rounds"]
     report = study.report_of(cell.method)
     points = folder.points(cell, report.metric)
-    commit = read_json(folder.of(cell) / "environment.json").get("commit") or ""
+    commit = read_json(folder.of(cell) / "environment.json")["commit"]
     if folder.status(cell) != FINISHED or points is None:
         reason = folder.failure(cell).get("reason", "")
         return Run(cell.seed, rounds, cell.chosen, {}, math.nan, 0, math.nan, math.nan, commit=commit, reason=reason)
@@ -166,47 +165,30 @@ def run_of(folder: StudyFolder, study: Study, cell: Cell) -> Run:
 
 # --- provenance -------------------------------------------------------------------------------------------------------
 def provenance(lines: list[Line]) -> Iterator[tuple[str, str]]:
-    """(what, text) of what a reader needs to judge or repeat the runs; what a cell lacks is "not recorded"."""
+    """(what, text) of what a reader needs to judge or repeat the runs: the different texts of all cells."""
     cells = [line for line in lines if "key" in line]
-    yield "commit", distinct(cells, lambda line: line["environment"].get("commit"))
-    yield "processor", distinct(cells, processor)
-    yield "card", distinct(cells, cards)
-    yield "threads", distinct(cells, lambda line: yaml.safe_load(line["config"])["engine"]["threads"])
-    yield "versions", distinct(cells, versions)
-    yield "data (SHA-256)", distinct(cells, digests)
-
-
-def distinct(cells: list[Line], of: Callable[[Line], Any]) -> str:
-    """The different texts of all cells. A cell that lacks them counts as "not recorded"."""
-    found = dict.fromkeys(str(text) if (text := of(cell)) not in (None, "") else NOT_RECORDED for cell in cells)
-    return " / ".join(found)
-
-
-def processor(line: Line) -> str | None:
-    """The processor's name. Earlier versions recorded its instruction set under this name, and no `machine`."""
-    environment = line["environment"]
-    if "machine" in environment:
-        return environment.get("processor")
-    return f"{NOT_RECORDED} ({environment['processor']})" if environment.get("processor") else None
-
-
-def cards(line: Line) -> str | None:
-    found = line["environment"].get("cards")
-    return None if found is None else ", ".join(found) or "none"
+    parts: dict[str, Callable[[Line], Any]] = {
+        "commit": lambda line: line["environment"]["commit"],
+        "processor": lambda line: line["environment"]["processor"],
+        "card": lambda line: ", ".join(line["environment"]["cards"]) or "none",
+        "threads": lambda line: yaml.safe_load(line["config"])["engine"]["threads"],
+        "versions": versions,
+        "data (SHA-256)": digests,
+    }
+    for what, of in parts.items():
+        yield what, " / ".join(dict.fromkeys(str(of(line)) for line in cells))
 
 
 def versions(line: Line) -> str:
     environment = line["environment"]
-    packages = {"Python": environment.get("python"), **environment.get("packages", {})}
+    packages = {"Python": environment["python"], **environment["packages"]}
     return ", ".join(f"{name} {version}" for name, version in packages.items() if version)
 
 
-def digests(line: Line) -> str | None:
+def digests(line: Line) -> str:
     """Name and digest of each data file. The file of scikit-learn's digits is recorded since a later version."""
-    files = line["environment"].get("data")
-    if files is None:
-        return None
+    files = line["environment"]["data"]
     if not files:
         of_digits = base_workload(yaml.safe_load(line["config"])["workload"]) == "digits"
-        return None if of_digits else "no files of data"
+        return "not recorded" if of_digits else "no files of data"
     return ", ".join(f"`{name}` `{digest}`" for name, digest in files.items())

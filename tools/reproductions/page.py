@@ -9,7 +9,7 @@ from fedfleet.tune.units import in_words, is_share
 
 from .claims import NOT_TRIED, VERDICTS, Study, compared, seeds_of, signed, verdict
 from .inputs import RESULTS, NotRun, Paper, Studies, papers, studies
-from .measured import NOT_RECORDED, SUMMARIES, Run, measured, provenance
+from .measured import SUMMARIES, Run, measured, provenance
 
 PAGE = RESULTS / "README.md"
 
@@ -22,7 +22,7 @@ cent; of other metrics lower is better. A run has three summaries: its last eval
 evaluations, and its best evaluation, which is better the more evaluations there are. ± is the standard deviation over
 seeds, and the 95 % interval that of the mean of the last evaluations, by Student's t; one seed has neither. Settings
 were tuned on the test set that is reported, unless a study says otherwise. Seconds are those of a run's rounds on a
-machine that had other work. The commit is that of the sources which computed a row.
+machine that had other work. The commit is that of the sources which computed a row, and is one of this repository.
 The [last section](#where-the-numbers-come-from) has the processor, the threads, the versions and the data of every
 study."""
 
@@ -34,7 +34,7 @@ whence the margin of 0.5. The criteria were written when the first results were 
 
 CELLS = """\
 Folders have a `study.yaml`, from which `fedfleet study` runs the study again, a report, and `cells.jsonl`, from which
-the study can be continued or reported again on any machine. What earlier versions did not record is "not recorded"."""
+the study can be continued or reported again on any machine. Earlier versions did not record the file of the digits."""
 
 
 def page() -> str:
@@ -47,7 +47,7 @@ def page() -> str:
         f"## Claims\n\n{CLAIMS}\n\n{claims(known, tried)}",
         *(section(study) for study in tried.values()),
         f"## Not run\n\n{not_run(listed.not_run, known)}",
-        f"## Where the numbers come from\n\n{CELLS}\n\n{commits(tried.values())}\n\n{sources(tried)}",
+        f"## Where the numbers come from\n\n{CELLS}\n\n{sources(tried)}",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -113,7 +113,7 @@ def section(study: Study) -> str:
     if published := bool(compared(study)):
         about.append(f"The difference is that of the {made.reported} from the published number.")
     rows = [
-        [*row(study, method, level, published), ", ".join(dict.fromkeys(commit(run.commit) for run in runs))]
+        [*row(study, method, level, published), ", ".join(dict.fromkeys(f"`{run.commit[:12]}`" for run in runs))]
         for (method, level), runs in made.rows.items()
     ]
     heads = ["method", "level", "seeds", *(["published"] if published else []), f"{unit}: last evaluation"]
@@ -140,11 +140,6 @@ def row(study: Study, method: str, level: str, published: bool) -> list[str]:
     if published:
         texts.append(signed(beside.difference) if beside else "")
     return [*texts, settings(runs), mean_of(done, "megabytes"), mean_of(done, "seconds")]
-
-
-def commit(recorded: str) -> str:
-    """The first digits of a run's commit."""
-    return f"`{recorded[:12]}`" if recorded else "unknown"
 
 
 def settings(runs: list[Run]) -> str:
@@ -187,13 +182,6 @@ def not_run(some: Iterable[NotRun], known: Mapping[str, Paper]) -> str:
     return table(("paper", "figure or table", "study"), rows)
 
 
-def commits(some: Iterable[Study]) -> str:
-    """How many runs have a commit from which they can be computed again."""
-    all_runs = [run for study in some for runs in study.measured.rows.values() for run in runs]
-    known = sum(bool(run.commit) for run in all_runs)
-    return f"Cells that were computed from a commit of this repository: {known:,} of {len(all_runs):,}."
-
-
 def sources(some: Mapping[str, Study]) -> str:
     return "\n\n".join("\n".join(source(folder, study)) for folder, study in some.items())
 
@@ -208,4 +196,4 @@ def source(folder: str, study: Study) -> Iterator[str]:
     trials = f" and {made.trials} trials" if made.trials else ""
     yield f"    - {len(runs)} cells{trials}, {len(cells)} different runs, {hours:.1f} h of rounds"
     for what, text in provenance(made.lines):
-        yield f"    - {what}: {text or NOT_RECORDED}"
+        yield f"    - {what}: {text}"
