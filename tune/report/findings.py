@@ -15,7 +15,7 @@ from ...engine.records.metrics import on_validation
 from .. import units
 from ..by_client import ByClient
 from ..run_files import column, data_in_part, privacy_spent, read_columns, read_table, same, versions_of
-from ..study.cells import Cell, deciding, grids_of, group_of, levels, mean_scores, planned, trial_of, trials
+from ..study.cells import Cell, grids_of, group_of, in_groups, levels, mean_scores, planned, trial_of, trials
 from ..study.folder import FINISHED, MISSING, Points, StudyFolder, points_in
 from ..study.spec import Published, Report, Study
 from .served import Row, Served, served
@@ -54,7 +54,7 @@ class MeasuredRun(NamedTuple):
 
 class Undecided(NamedTuple):
     """Why no point of its grids is chosen for a cell. `over`: whether all trials have ended, and no point has a value
-    in all of its own."""
+    in all of its trials."""
 
     why: str
     over: bool
@@ -220,7 +220,7 @@ def undecided(folder: StudyFolder, study: Study) -> dict[tuple[str, Place, int],
     found: dict[tuple[str, Place, int], Undecided] = {}
     for method in study.methods if study.tune.each != "none" else ():
         tried = grids_of(study, method, study.tune.seeds or study.seeds)
-        of_group = {group: why_undecided(runs, folder, study) for group, runs in deciding(study, tried).items()}
+        of_group = {group: why_undecided(runs, folder, study) for group, runs in in_groups(study, tried).items()}
         for place, _ in levels(study):
             for seed in study.seeds:
                 if why := of_group[group_of(study, place, seed)]:
@@ -232,8 +232,7 @@ def why_undecided(runs: list[list[Cell]], folder: StudyFolder, study: Study) -> 
     """Why no point is chosen, None if one is. runs: the points of each level and seed that decide."""
     if len(runs[0]) == 1:
         return None
-    tried = [trial_of(cell, study) for run in runs for cell in run]
-    wanted = {trial.key: trial for trial in tried}
+    wanted = {trial.key: trial for trial in (trial_of(cell, study) for run in runs for cell in run)}
     ended = sum(folder.status(trial) != MISSING for trial in wanted.values())
     if ended < len(wanted):
         return Undecided(f"{ended} of {len(wanted)} trials", over=False)

@@ -380,7 +380,7 @@ def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
         yield from (run[0] for _, _, run in offered)
         return
     tried = grids_of(study, method, study.tune.seeds) if study.tune.seeds else offered
-    chosen = {group: best(runs, study, score) for group, runs in deciding(study, tried).items()}
+    chosen = {group: best(runs, study, score) for group, runs in in_groups(study, tried).items()}
     for place, seed, run in offered:
         yield run[chosen[group_of(study, place, seed)]]
 
@@ -409,8 +409,11 @@ def group_of(study: Study, place: tuple[str, ...], seed: int) -> Any:
     return (place, seed) if study.tune.each == "cell" and study.tune.seeds is None else place
 
 
-def deciding(study: Study, tried: list[tuple[tuple[str, ...], int, list[Cell]]]) -> dict[Any, list[list[Cell]]]:
-    """Group -> the points of each level and seed that decide which one its cells take. tried: as of `grids_of`."""
+def in_groups(study: Study, tried: list[tuple[tuple[str, ...], int, list[Cell]]]) -> dict[Any, list[list[Cell]]]:
+    """Group -> the points of each level and seed that decide which one its cells take.
+
+    Group: as of `group_of`. tried: as `grids_of` returns them.
+    """
     groups: dict[Any, list[list[Cell]]] = {}
     for place, seed, run in tried:
         groups.setdefault(group_of(study, place, seed), []).append(run)
